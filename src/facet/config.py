@@ -95,6 +95,28 @@ class ModelConfig:
     mmproj: str = setting(
         "auto", "GGUF file with the towers of a GGUF file, for pictures and sound; auto: one beside it that fits"
     )
+    enable_lora: bool = setting(
+        False,
+        "make room for adapters (LoRA) that are loaded while the engine runs; those of --lora-modules need no flag",
+    )
+    lora_modules: tuple[str, ...] = setting(
+        (),
+        "adapters to load at the start, each as NAME=PATH, a folder or a name on the Hugging Face hub; requests name "
+        "one as their model",
+    )
+    max_loras: int | None = setting(
+        None,
+        "maximum number of adapters that are loaded at once, all of them in the GPU's memory; requests of any mix of "
+        "them run together; default: those of --lora-modules, or 8 without any",
+    )
+    max_lora_rank: int | None = setting(
+        None, "largest rank of an adapter; default: that of --lora-modules, or 16 without any"
+    )
+    lora_target_modules: tuple[str, ...] = setting(
+        (),
+        "matrices that adapters may change, by the last part of their names such as q_proj; default: those that "
+        "--lora-modules change, or without any those of attention and MLPs",
+    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; auto: the first GPU, or the CPU if there is none")
     max_model_len: int | Literal["auto"] | None = setting(
         None,
@@ -288,6 +310,11 @@ class ServerConfig(PromptConfig):
         False, "end every stream with the token usage, even if the request does not ask for it"
     )
 
+    allowed_lora_path: str | None = setting(
+        None,
+        "folder whose adapters may be loaded and unloaded while the server runs (POST /v1/load_lora_adapter, "
+        "/v1/unload_lora_adapter); default: none",
+    )
     max_waiting_requests: int = setting(
         2048, "maximum number of waiting requests; further ones are refused with status 503 and Retry-After"
     )

@@ -36,6 +36,9 @@ class AttentionRows:
     # Some step may have rows of drafts. Where bits may not depend on a step, all steps then compute rows in a way that
     # lets those of drafts be computed together.
     has_drafts: bool = False
+    seat_adapters: Tensor | None = (
+        None  # [seats] int32: the number of each one's adapter, 0: none. None: nobody has any
+    )
 
     @property
     def causal(self) -> "AttentionRows":

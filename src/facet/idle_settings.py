@@ -41,7 +41,6 @@ _GRAPHS = "graphs are captured for the sizes of --cudagraph-capture-sizes"
 _NO_COMPILER = "kernels are written by hand and steps captured as graphs, so there is nothing to compile"
 _ONE_ENGINE = "a server runs one engine"
 _MEDIA_CACHE = "prepared media are cached by content, within fixed limits"
-_NO_LORA = "adapters are not supported; merge them into the weights"
 _NO_TRANSFER = "keys and values stay in the engine that computed them"
 _GENERATES = "Facet generates text and nothing else"
 _XGRAMMAR = "structured output is always xgrammar's"
@@ -131,11 +130,12 @@ IDLE_SETTINGS: Mapping[str, IdleSetting] = {
     "runner": _value(_GENERATES, "auto", "generate"),
     "convert": _value(_GENERATES, "auto", "none"),
     "additional_config": _value("it is for other hardware"),
-    "enable_lora": _never(_NO_LORA, is_switch=True),
-    "lora_modules": _never(_NO_LORA),
-    "max_loras": _value(_NO_LORA),
-    "max_lora_rank": _value(_NO_LORA),
-    "max_cpu_loras": _value(_NO_LORA),
+    "max_cpu_loras": _value("all adapters that are loaded are in the GPU's memory; --max-loras says how many may be"),
+    "lora_dtype": _value("adapters have the type of the model", "auto", "bfloat16", "float16", "float32"),
+    "fully_sharded_loras": _switch("adapters are divided among GPUs as the matrices they change are"),
+    "specialize_active_lora": _switch("graphs serve any number of adapters"),
+    "default_mm_loras": _never("requests name their adapter as their model"),
+    "enable_tower_connector_lora": _switch("adapters change the decoder alone", "false"),
     # Media
     "mm_processor_cache_gb": _value(_MEDIA_CACHE),
     "mm_processor_cache_type": _value(_MEDIA_CACHE),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from facet.adapter import PlacedAdapter
 from facet.grammar_spec import GrammarSpec
 from facet.media_span import MediaSpan, check_spans
 from facet.prepared_media import PreparedMedia, check_contents
@@ -29,6 +30,8 @@ class Request:
     grammar: GrammarSpec | None = None  # the shape its answer must have
     thought: ThoughtTokens | None = None  # how its thoughts are marked; None: the model has none
     media: tuple[MediaSpan, ...] = ()  # the parts of the prompt that are no text, in order
+    adapter: str | None = None  # the name of the adapter that changes its answers; None: they are the model's own
+    placed_adapter: PlacedAdapter | None = None  # that adapter in the engine, which fills this in
     # What is there, each content once. Empty: spans are embedded as the tokens they have.
     contents: tuple[PreparedMedia, ...] = ()
 

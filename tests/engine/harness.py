@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from facet.engine.adapters import Adapters
 from facet.engine.engine import Engine
 from facet.engine.settings import EngineSettings
 from facet.kv_dtypes import choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.media_span import MediaKind
+from facet.model.adapters import AdapterBank
 from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
 from facet.progress import Silent
@@ -52,6 +54,7 @@ def make_engine(
     num_encoder_rows: int = 512,
     max_num_encoded_rows: int = 64,
     max_step_seconds: float | None = None,
+    bank: AdapterBank | None = None,
 ) -> Engine:
     settings = EngineSettings(
         layout=kv_layout(model, kv_dtype, min_tokens_per_block=min_tokens_per_block),
@@ -87,7 +90,8 @@ def make_engine(
     )
     runner.compile_kernels(Silent())
     runner.capture_graphs(Silent())
-    return Engine(runner, settings, drafter=drafter)
+    adapters = None if bank is None else Adapters(bank, runner.shift_of, is_divided=model.placement.group is not None)
+    return Engine(runner, settings, drafter=drafter, adapters=adapters)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from facet.adapter import AdapterSource
 from facet.config import EngineConfig
 from facet.engine.addresses import FROM_ENGINE, TO_ENGINE, FrontAddresses
 from facet.engine.messages import (
@@ -19,12 +20,14 @@ from facet.engine.messages import (
     Died,
     EngineInfo,
     FromEngine,
+    LoadAdapter,
     ResetPrefixCache,
     Shutdown,
     Sleep,
     Stats,
     Submit,
     ToEngine,
+    UnloadAdapter,
     WakeUp,
 )
 from facet.engine.rank_processes import LocalRanks, RankProcesses
@@ -56,6 +59,12 @@ class EngineClient(Protocol):
 
     def wake_up(self) -> None:
         """Asks an engine to wake up, without waiting; a `SleepState` comes from `receive`."""
+
+    def load_adapter(self, source: AdapterSource) -> None:
+        """Asks an engine to load an adapter, without waiting; an `AdapterState` comes from `receive`."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Asks an engine to forget an adapter, without waiting; an `AdapterState` comes from `receive`."""
 
     def close(self) -> None: ...
 
@@ -154,6 +163,12 @@ class RemoteEngine:
 
     def wake_up(self) -> None:
         self._send(WakeUp())
+
+    def load_adapter(self, source: AdapterSource) -> None:
+        self._send(LoadAdapter(source))
+
+    def unload_adapter(self, name: str) -> None:
+        self._send(UnloadAdapter(name))
 
     def close(self) -> None:
         are_asked = self._is_ready and self._death is None and self._ranks.all_run

@@ -24,6 +24,10 @@ class CompilingRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    @property
+    def requests(self) -> list[Request]:
+        return [request for request, _ in self._requests.values()]
+
     def add(self, request: Request) -> None:
         """Starts compiling; `take_ready` returns the request. Raises at once if it is certain to fail."""
         assert request.grammar is not None, "only requests with a grammar come here"

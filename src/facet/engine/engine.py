@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from facet.adapter import AdapterInfo, AdapterSource
 from facet.arena_picture import ArenaPicture
 from facet.config import EngineConfig
+from facet.engine.adapters import Adapters
 from facet.engine.compiling import CompilingRequests
 from facet.engine.loading import make_runner
 from facet.engine.media_check import check_media
@@ -82,6 +84,7 @@ class Engine:
         tokenizer_folder: Path | None = None,
         drafter: Drafter | None = None,
         sleeper: Sleeper | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """`tokenizer_folder` is for grammars, which are matched against tokens; None: requests bring none."""
         self.settings = settings
@@ -110,6 +113,7 @@ class Engine:
         )
         self._drafter = drafter
         self._sleeper = sleeper
+        self._adapters = adapters
         self._in_flight: _StartedStep | None = None
         self._unheard: _Guesses | None = None
         self._unlearned: _SettledStep | None = None
@@ -154,6 +158,8 @@ class Engine:
                 "out.",
                 field="thinking_token_budget",
             )
+        if request.adapter is not None:
+            request = replace(request, placed_adapter=self._require_adapters(request.adapter).place_of(request.adapter))
         # A seed drawn now lets a preempted request go on with its own random numbers.
         request = replace(request, sampling=request.sampling.seeded())
         if request.request_id in self._compiling:
@@ -318,7 +324,36 @@ class Engine:
     def wake_up(self) -> None:
         """Raises `UserError` if memory or files are not there any more, and then sleeps on."""
         if self._sleeper is not None and self.is_asleep:
+            level = self._sleeper.level
             self._sleeper.wake_up()
+            if level == 2 and self._adapters is not None:
+                self._adapters.load_again()
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """Those that are loaded."""
+        return () if self._adapters is None else self._adapters.infos
+
+    def load_adapter(self, source: AdapterSource) -> None:
+        """Loads an adapter under a name that is free, or raises `UserError`."""
+        if self.is_asleep:
+            raise ConfigError("The model is asleep. Wake it up before an adapter is loaded.")
+        waiting = (*self._scheduler.queues.requests, *self._compiling.requests)
+        used = {request.placed_adapter.number for request in waiting if request.placed_adapter is not None}
+        self._require_adapters(source.name).load(source, self.runner.model.spec, used)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuses new requests with this adapter. Those that have it are finished."""
+        self._require_adapters(name).unload(name)
+
+    def _require_adapters(self, name: str) -> Adapters:
+        if self._adapters is None:
+            raise RequestError(
+                f"There is no room for the adapter {name[:300]!r}: this engine was started without --enable-lora or "
+                "--lora-modules.",
+                field="model",
+            )
+        return self._adapters
 
     def load_grammars(self, *, in_background: bool = True) -> None:
         """Load what grammars need; otherwise the first request with one waits for it."""
@@ -336,4 +371,5 @@ def _with_more_waiting(stats: SchedulerStats, num_more: int) -> SchedulerStats:
 def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, str]:
     """An engine on one device. Also returns the folder that the model came from."""
     ready = make_runner(config, progress or Silent())
-    return Engine(ready.runner, ready.settings, ready.folder, ready.drafter, ready.sleeper), str(ready.folder)
+    engine = Engine(ready.runner, ready.settings, ready.folder, ready.drafter, ready.sleeper, ready.adapters)
+    return engine, str(ready.folder)

@@ -15,6 +15,7 @@ from facet.drafts.config import DraftConfig, ModelDrafts, read_draft_config
 from facet.drafts.model_drafter import ModelDrafter
 from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter
+from facet.engine.adapters import Adapters, without_adapters
 from facet.engine.device_failures import device_failures_in_words
 from facet.engine.found_drafter import with_found_drafter
 from facet.engine.number_checks import check_numbers
@@ -54,6 +55,7 @@ class ReadyRunner(NamedTuple):
     folder: Path  # that the model came from
     drafter: Drafter | None
     sleeper: Sleeper | None = None  # None: it never sleeps
+    adapters: Adapters | None = None  # None: there is no room for any
 
 
 def make_runner(
@@ -129,14 +131,21 @@ def make_runner(
         if draft_config is not None:
             drafter = _make_drafter(draft_config, StepTimes(runner.time_steps(), runner.time_drafts()))
             clock.ends("steps timed")
+        adapters = None
+        if loaded.adapters is not None:
+            adapters = Adapters(loaded.adapters, runner.shift_of, is_divided=group is not None)
+            clock.ends("adapters")
         if group is not None:
             group.meet(device)  # a model is ready once all its ranks are
     if settings.gpu_memory is not None:
         settings = replace(settings, gpu_memory=replace(settings.gpu_memory, graphs_taken=graphs_taken))
+    if adapters is not None:
+        settings = replace(settings, weight_lines=(*settings.weight_lines, *adapters.lines()))
     sleeper = None
     if weights is not None:
-        sleeper = Sleeper(modules, weights, arena, partial(_load_again, config, draft_config))
-    return ReadyRunner(runner, settings, loaded.folder, drafter, sleeper)
+        again = config if loaded.adapters is None else without_adapters(config, loaded.adapters.room)
+        sleeper = Sleeper(modules, weights, arena, partial(_load_again, again, draft_config))
+    return ReadyRunner(runner, settings, loaded.folder, drafter, sleeper, adapters)
 
 
 def _load(

@@ -9,9 +9,21 @@ from types import FrameType
 
 import torch
 
+from facet.adapter import AdapterSource
 from facet.config import EngineConfig
 from facet.engine.engine import make_engine
-from facet.engine.messages import Cancel, FromEngine, ResetPrefixCache, Sleep, Stats, Submit, ToEngine, WakeUp
+from facet.engine.messages import (
+    Cancel,
+    FromEngine,
+    LoadAdapter,
+    ResetPrefixCache,
+    Sleep,
+    Stats,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+    WakeUp,
+)
 from facet.engine.service import EngineService, make_info
 from facet.progress import Progress
 from facet.request import Request
@@ -51,6 +63,12 @@ class LocalEngine:
 
     def wake_up(self) -> None:
         self._handle(WakeUp())
+
+    def load_adapter(self, source: AdapterSource) -> None:
+        self._handle(LoadAdapter(source))
+
+    def unload_adapter(self, name: str) -> None:
+        self._handle(UnloadAdapter(name))
 
     def close(self) -> None:
         """Gives the engine's memory back. There is nothing left to be called afterwards."""

@@ -5,6 +5,7 @@ Encoded with msgpack. The types are closed unions, so that a message of any othe
 
 import msgspec
 
+from facet.adapter import AdapterInfo, AdapterSource
 from facet.arena_picture import ArenaPicture
 from facet.draft_counts import NO_DRAFTS, DraftCounts
 from facet.errors import CapacityError, EngineDeadError, FacetError, RequestError
@@ -46,6 +47,18 @@ class WakeUp(msgspec.Struct, frozen=True, tag=True):
     """Answered with `SleepState`."""
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Load an adapter under a name that is free. Answered with `AdapterState`."""
+
+    source: AdapterSource
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Forget an adapter: requests that have it are finished, new ones are refused. Answered with `AdapterState`."""
+
+    name: str
+
+
 class LoadGrammars(msgspec.Struct, frozen=True, tag=True):
     """Load what grammars need, in the background, before the first one comes."""
 
@@ -54,7 +67,19 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the loop; requests still running are not finished."""
 
 
-ToEngine = Submit | Cancel | AskStats | AskLiveView | ResetPrefixCache | Sleep | WakeUp | LoadGrammars | Shutdown
+ToEngine = (
+    Submit
+    | Cancel
+    | AskStats
+    | AskLiveView
+    | ResetPrefixCache
+    | Sleep
+    | WakeUp
+    | LoadAdapter
+    | UnloadAdapter
+    | LoadGrammars
+    | Shutdown
+)
 
 
 class CacheInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +107,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     start_times: tuple[tuple[str, float], ...] = ()  # seconds of each part of the start
     num_weight_bytes: int = 0  # of the first rank, as is the next
     num_gpu_bytes: int = 0  # weights and cache on its GPU; 0: on a CPU
+    adapters: tuple[AdapterInfo, ...] = ()  # that are loaded
 
 
 class NewTokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
@@ -161,6 +187,13 @@ class SleepState(msgspec.Struct, frozen=True, tag=True, array_like=True):
     error: str | None = None  # why it does not sleep, or wake up, as it was told to
 
 
+class AdapterState(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The outcome of `LoadAdapter` or `UnloadAdapter`."""
+
+    adapters: tuple[AdapterInfo, ...]  # that are loaded now
+    error: str | None = None  # why nothing was loaded or unloaded
+
+
 class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The engine's last message: why it stopped."""
 
@@ -172,4 +205,4 @@ class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 # A turn of the loop sends everything it has to say at once, as a list.
-FromEngine = EngineInfo | NewTokens | Refused | Stats | LiveView | SleepState | Died
+FromEngine = EngineInfo | NewTokens | Refused | Stats | LiveView | SleepState | AdapterState | Died

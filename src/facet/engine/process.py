@@ -168,7 +168,7 @@ def _lead(
             socket.send(message)
 
     leading = LeadingRunner(ready.runner, send_step) if followers else ready.runner
-    engine = Engine(leading, ready.settings, ready.folder, ready.drafter, ready.sleeper)
+    engine = Engine(leading, ready.settings, ready.folder, ready.drafter, ready.sleeper, ready.adapters)
     if loads_grammars:
         engine.load_grammars(in_background=False)
         clock.ends("grammars")

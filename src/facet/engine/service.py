@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from facet.engine.engine import Engine
 from facet.engine.messages import (
+    AdapterState,
     AskLiveView,
     AskStats,
     CacheInfo,
@@ -12,6 +13,7 @@ from facet.engine.messages import (
     EngineInfo,
     FromEngine,
     LiveView,
+    LoadAdapter,
     LoadGrammars,
     NewTokens,
     Refused,
@@ -21,6 +23,7 @@ from facet.engine.messages import (
     Stats,
     Submit,
     ToEngine,
+    UnloadAdapter,
     WakeUp,
 )
 from facet.engine.start_times import StartTimes
@@ -62,6 +65,8 @@ class EngineService:
             self._engine.load_grammars()
         elif isinstance(message, Sleep | WakeUp):
             send(self._sleep_or_wake(message))
+        elif isinstance(message, LoadAdapter | UnloadAdapter):
+            send(self._load_or_unload(message))
 
     def _sleep_or_wake(self, message: Sleep | WakeUp) -> SleepState:
         error = None
@@ -73,6 +78,17 @@ class EngineService:
         except UserError as failure:
             error = str(failure)
         return SleepState(self._engine.is_asleep, error)
+
+    def _load_or_unload(self, message: LoadAdapter | UnloadAdapter) -> AdapterState:
+        error = None
+        try:
+            if isinstance(message, LoadAdapter):
+                self._engine.load_adapter(message.source)
+            else:
+                self._engine.unload_adapter(message.name)
+        except UserError as failure:
+            error = str(failure)
+        return AdapterState(self._engine.adapters, error)
 
     def step(self) -> list[FromEngine]:
         start = time.monotonic()
@@ -122,6 +138,7 @@ def make_info(engine: Engine, folder: str, start_times: StartTimes = ()) -> Engi
         start_times=start_times,
         media_kinds=tuple(engine.runner.media.towers),
         cache=cache,
+        adapters=engine.adapters,
         num_weight_bytes=sum(tensor.nbytes for tensor in tensors),
         num_gpu_bytes=sum(tensor.nbytes for tensor in tensors if tensor.is_cuda)
         + (cache.num_bytes if model.placement.device.type == "cuda" else 0),

@@ -24,11 +24,11 @@ from facet.model_spec import ModelSpec
 from facet.progress import Progress
 
 # The types weights may be stored in. Anything else is quantized or an accident, and bytes taken for numbers would load.
-_STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 # What stands in front of a decoder's names, most specific first: published Gemma 4 and 3n; published Gemma 3 with
 # vision; text-only exports.
-_DECODER_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+DECODER_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 
 # Parts of multimodal checkpoints that the text decoder leaves alone.
 _OTHER_PARTS = (
@@ -51,11 +51,11 @@ def match_tensors(
 
     `scheme`: how the checkpoint is quantized.
     """
-    prefix = next((p for p in _DECODER_PREFIXES if any(name.startswith(f"{p}embed_tokens.") for name in stored)), None)
+    prefix = next((p for p in DECODER_PREFIXES if any(name.startswith(f"{p}embed_tokens.") for name in stored)), None)
     if prefix is None:
         raise CheckpointError(
             f"None of the {len(stored)} tensors is a token embedding; looked for "
-            + ", ".join(f"{p}embed_tokens.weight" for p in _DECODER_PREFIXES)
+            + ", ".join(f"{p}embed_tokens.weight" for p in DECODER_PREFIXES)
             + "."
         )
     inside = {_name_inside(name, prefix): tensor for name, tensor in stored.items()}
@@ -69,7 +69,7 @@ def match_tensors(
     unexpected = [
         tensor.name
         for name, tensor in inside.items()
-        if tensor.name not in used and not is_unused(spec, name) and not _is_other_part(tensor.name)
+        if tensor.name not in used and not is_unused(spec, name) and not is_other_part(tensor.name)
     ]
     _refuse_misfits(targets, found, unexpected)
     return {target: found[name] for name, target in targets.items()}
@@ -110,9 +110,9 @@ def _refuse_misfits(targets: Mapping[str, TensorTarget], found: Mapping[str, Sou
         if tensor.shape != targets[name].shape
     ]
     mistyped = [
-        f"{name} {tensor.dtype} instead of {', '.join(_STORED_DTYPES)}"
+        f"{name} {tensor.dtype} instead of {', '.join(STORED_DTYPES)}"
         for name, tensor in plain.items()
-        if tensor.dtype not in _STORED_DTYPES
+        if tensor.dtype not in STORED_DTYPES
     ]
     if missing or unexpected or misshapen or mistyped:
         findings = (
@@ -181,7 +181,7 @@ def common_dtype(matched: Mapping[TensorTarget, Source]) -> torch.dtype:
     for target, source in matched.items():
         if isinstance(source, StoredTensor):
             sizes[source.dtype] = sizes.get(source.dtype, 0) + target.num_values
-    dtype = _STORED_DTYPES[max(sizes, key=lambda name: sizes[name])]
+    dtype = STORED_DTYPES[max(sizes, key=lambda name: sizes[name])]
     # Gemma's activations leave the range of float16, whatever the makers of quantized files took.
     is_quantized = any(not isinstance(source, StoredTensor) for source in matched.values())
     return torch.bfloat16 if is_quantized and dtype == torch.float16 else dtype
@@ -205,5 +205,5 @@ def as_placed(values: Tensor, target: TensorTarget) -> Tensor:
     return values.flatten(1) if target.layout == "kernel" else values
 
 
-def _is_other_part(name: str) -> bool:
+def is_other_part(name: str) -> bool:
     return name.removeprefix("model.").startswith(_OTHER_PARTS)

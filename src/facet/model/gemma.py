@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from facet.forward_batch import AttentionRows, ForwardBatch, SoftRows
 from facet.kernels.logits import softcap
 from facet.kernels.paged_attention import row_places
+from facet.layers.adapted_weight import RowAdapters
 from facet.layers.altup import AltUpLayer, Streams
 from facet.layers.attention import Attend, KindStep, PlannedAttention, heads_of
 from facet.layers.decoder_layer import DecoderLayer
@@ -53,6 +54,8 @@ class Gemma(nn.Module):
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, placement)
         self.head = None if spec.tied_embeddings else Linear(spec.hidden_size, share.vocab_size, placement)
         self.rotary = RotaryTables(spec.layers, num_positions, placement)
+        self.row_adapters = RowAdapters()
+        self.has_adapters = False  # `model/adapters` says otherwise
 
     def forward(self, batch: ForwardBatch, arena: KVArena, num_lower: int | None = None) -> Tensor:
         """Hidden states [logit_rows, hidden], ready for `logits`. Writes this batch's keys and values into the arena.
@@ -90,6 +93,7 @@ class Gemma(nn.Module):
         attention itself passes `attend`; then nothing is planned, and the counts that `rows` has on the host are not
         looked at.
         """
+        self.row_adapters.choose(rows)
         embedded = self.embed(token_ids) if embedded is None else embedded
         stream = embedded if self.streams is None else self.streams.expand(embedded)
         steps = self._kind_steps(rows, arena, attend or self.attention_of(rows, arena))
@@ -117,6 +121,7 @@ class Gemma(nn.Module):
         `rows` is None where no layer is left.
         """
         if rows is not None:
+            self.row_adapters.choose(rows)
             layers = range(first_layer, self.spec.num_layers)
             embedded = self.embed(token_ids, soft)
             steps = self._kind_steps(rows, arena, self.attention_of(rows, arena))

@@ -19,6 +19,7 @@ from facet.layers.placement import Placement
 from facet.layers.rank_group import RankGroup
 from facet.layers.weight_kinds import prepared_on
 from facet.media_span import MediaKind
+from facet.model.adapters import AdapterBank, plan_room
 from facet.model.checkpoint import common_dtype, formats_of, load_weights, match_tensors
 from facet.model.config_fields import read_config_file
 from facet.model.dummy_weights import fill_dummy_weights
@@ -66,6 +67,7 @@ class LoadedModel:
     tables_on_host: bool = False
     towers: Mapping[MediaKind, nn.Module] = field(default_factory=dict)  # by what goes through them
     notes: tuple[str, ...] = ()  # what the checkpoint has or asks for that is not used
+    adapters: AdapterBank | None = None  # None: it has no room for any
 
     def lines(self) -> tuple[str, ...]:
         """What a user is told of quantized weights at start-up."""
@@ -79,6 +81,7 @@ class LoadedModel:
         )
         return (
             *([f"Weights: {weights.line}."] if weights.line else []),
+            *([] if self.adapters is None else [self.adapters.line()]),
             *([f"Per-layer embeddings: {weights.on_host / 2**30:.2f} GiB in the host's memory."] * self.tables_on_host),
             *self.notes,
         )
@@ -97,6 +100,7 @@ def load_model(
     """
     progress = progress or Silent()
     spec, folder = read_spec(config)
+    room = plan_room(config, spec)
     fields = read_config_file(folder / "config.json", config.hf_overrides)
     scheme = read_scheme(fields, folder)
     quantization = quantization_while_loading(config.quantization, None if scheme is None else scheme.name)
@@ -140,9 +144,13 @@ def load_model(
         if tables_on_host:
             serve_from_host(model.get_submodule(PER_LAYER_TABLE), device)
         notes += cache_notes(headers, notes)
+    adapters = None if room is None else AdapterBank(model, room, cuts_of(spec, share, rank))
     for module in model.modules():
         if isinstance(module, Linear):
             module.prepare()
+    if adapters is not None and room is not None:
+        for number, file in enumerate(room.files, start=1):
+            adapters.put(number, file)
     return LoadedModel(
         model=model.eval(),
         spec=spec,
@@ -152,6 +160,7 @@ def load_model(
         tables_on_host=tables_on_host,
         towers=found.load(replace(placement, group=None), progress, seed=config.seed),  # each rank has them whole
         notes=(*notes, *found.notes),
+        adapters=adapters,
     )
 
 

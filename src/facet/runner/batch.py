@@ -49,11 +49,12 @@ def make_batch(
     media: Mapping[int, Sequence[MediaSpan]] = NO_MEDIA,
     soft: StepMedia | None = None,
     has_drafts: bool = False,
+    seat_adapters: Tensor | None = None,
 ) -> ForwardBatch:
     """The batch of one pass over all the chunks. With `skip_upper`, only rows that want logits go past their last keys.
 
     `media` has, by seat, the spans of its prompt that attend both ways; `soft` are the embeddings of rows of media.
-    `has_drafts`: this or another batch has rows of drafts.
+    `has_drafts`: this or another batch has rows of drafts. `seat_adapters`: see `AttentionRows`.
     """
     context_lens = chunks.num_computed + chunks.num_scheduled
     positions = ranges(chunks.num_computed, chunks.num_scheduled)
@@ -80,6 +81,7 @@ def make_batch(
             last_visible=None if last_visible is None else last_visible[device_logit_rows],
             host_media_rows=() if is_media is None else _stretches(is_media[logit_rows]),
             has_drafts=has_drafts,
+            seat_adapters=seat_adapters,
         )
     return ForwardBatch(
         token_ids=token_ids,
@@ -93,6 +95,7 @@ def make_batch(
             last_visible=last_visible,
             host_media_rows=() if is_media is None else _stretches(is_media),
             has_drafts=has_drafts,
+            seat_adapters=seat_adapters,
         ),
         logit_rows=device_logit_rows.long(),
         upper_rows=upper_rows,

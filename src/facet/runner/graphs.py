@@ -39,6 +39,7 @@ class DecodeBuffers:
     last_token_ids: Tensor  # [seats + drafts] int64: the newest token of every request; the runner's own
     block_tables: tuple[Tensor, ...]
     scratch_seat: int
+    seat_adapters: Tensor | None
     may_share_seats: bool  # a request may have several rows: drafts
     rows: Tensor  # [3, size] int32: positions, seats, and where each token is among the last ones
     token_ids: Tensor  # [size] int64
@@ -55,6 +56,7 @@ class DecodeBuffers:
         last_token_ids: Tensor,
         block_tables: tuple[Tensor, ...],
         scratch_seat: int,
+        seat_adapters: Tensor | None,
         may_share_seats: bool,
     ) -> "DecodeBuffers":
         spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
@@ -66,6 +68,7 @@ class DecodeBuffers:
             last_token_ids=last_token_ids,
             block_tables=block_tables,
             scratch_seat=scratch_seat,
+            seat_adapters=seat_adapters,
             may_share_seats=may_share_seats,
             rows=rows,
             token_ids=torch.zeros(size, dtype=torch.int64, device=device),
@@ -84,6 +87,7 @@ class DecodeBuffers:
             host_prompt_lens=(0,) * size,
             may_share_seats=self.may_share_seats,
             has_drafts=self.may_share_seats,
+            seat_adapters=self.seat_adapters,
         )
 
 

@@ -61,6 +61,7 @@ class PieceBuffers:
 
     block_tables: tuple[Tensor, ...]
     scratch_seat: int
+    seat_adapters: Tensor | None
     token_ids: Tensor  # [size] int64
     embedded: Tensor  # [size, hidden]
     positions: Tensor  # [size] int32
@@ -69,7 +70,15 @@ class PieceBuffers:
     stream: Tensor  # [(streams,) size, hidden]: behind the last layer
 
     @classmethod
-    def make(cls, model: Gemma, size: int, *, block_tables: tuple[Tensor, ...], scratch_seat: int) -> "PieceBuffers":
+    def make(
+        cls,
+        model: Gemma,
+        size: int,
+        *,
+        block_tables: tuple[Tensor, ...],
+        scratch_seat: int,
+        seat_adapters: Tensor | None,
+    ) -> "PieceBuffers":
         spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
         streams = () if spec.altup is None else (spec.altup.num_streams,)
 
@@ -79,6 +88,7 @@ class PieceBuffers:
         return cls(
             block_tables=block_tables,
             scratch_seat=scratch_seat,
+            seat_adapters=seat_adapters,
             token_ids=torch.zeros(size, dtype=torch.int64, device=device),
             embedded=zeros(size, spec.hidden_size),
             positions=torch.zeros(size, dtype=torch.int32, device=device),
@@ -102,6 +112,7 @@ class PieceBuffers:
             host_query_lens=(),
             host_context_lens=(),
             host_prompt_lens=(),
+            seat_adapters=self.seat_adapters,
         )
 
     def fill(self, size: int, token_ids: Tensor, rows: AttentionRows) -> None:

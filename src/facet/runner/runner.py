@@ -96,7 +96,11 @@ class Runner:
         self.counters = WorkCounters()
         self._device = model.placement.device
         self._seats = SeatState(
-            arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
+            arena.layout,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            device=self._device,
+            has_adapters=model.has_adapters,
         )
         self._sampling = StepSampling(
             model, self._seats, max_num_drafts=max(graph_sizes, default=0), made_up_rates=made_up_rates
@@ -133,6 +137,7 @@ class Runner:
             last_token_ids=self._sampling.last_token_ids,
             block_tables=self._seats.block_tables,
             scratch_seat=self._seats.scratch_seat,
+            seat_adapters=self._seats.adapters,
             may_share_seats=self._has_drafts,
         )
         return DecodeGraphs(self.model, self.arena, buffers, sizes, num_lower_layers=self._num_lower_layers)
@@ -143,6 +148,7 @@ class Runner:
             max(sizes),
             block_tables=self._seats.block_tables,
             scratch_seat=self._seats.scratch_seat,
+            seat_adapters=self._seats.adapters,
         )
         return LowerPieces(self.model, self.arena, buffers, sizes, num_layers=self._num_lower_layers)
 
@@ -185,6 +191,15 @@ class Runner:
                 captured.capture(recorder, progress)
         if self._graphs is not None:
             self.media.capture_graphs(recorder, progress)
+
+    @torch.inference_mode()
+    def shift_of(self, adapter: int) -> float:
+        """By how much an adapter changes the logits of a probe, as a share of their size. All ranks ask together."""
+        plain, changed = (self._scratch_steps.logits_with(number) for number in (0, adapter))
+        sums = torch.stack(((changed - plain).square().sum(), plain.square().sum()))
+        group = self.model.placement.group
+        difference, size = (sums if group is None else group.sum(sums)).sqrt().tolist()
+        return float(difference / size)
 
     def time_steps(self) -> dict[int, float]:
         """Seconds that steps take by their number of rows, each of which is sampled."""
@@ -308,6 +323,7 @@ class Runner:
             media=self._seats.uncuttable,
             soft=media,
             has_drafts=self._has_drafts,
+            seat_adapters=self._seats.adapters,
         )
 
     def _update_seats(self, plan: StepPlan) -> None:

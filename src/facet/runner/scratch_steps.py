@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from facet.layers.kv_arena import KVArena
 from facet.media_span import MediaSpan
@@ -19,6 +20,7 @@ from facet.runner.warm_up import WarmUpStep
 # Rows of steps that are timed where none are captured, unless they take so many times as long as one row.
 EAGER_SIZES_TIMED = (1, 2, 4, 8, 16, 32, 64)
 LONGEST_TIMED = 4
+PROBE_LENGTH = 8  # tokens by which an adapter is tried: no more than a block holds, of which there is one
 SLOW_STEP = 0.1  # seconds of one row: steps of more rows are then timed once, so that starting does not take long
 
 
@@ -95,6 +97,31 @@ class ScratchSteps:
                 break
         return seconds
 
+    @torch.inference_mode()
+    def logits_with(self, adapter: int) -> Tensor:
+        """The logits of a few different tokens, with an adapter or, if that is 0, without."""
+        assert self._seats.adapters is not None, "the model has adapters"
+        scratch_seat = np.array([self._seats.scratch_seat], np.int32)
+        count = np.array([min(PROBE_LENGTH, self._longest_context)], np.int32)
+        chunks = Chunks.made_up(
+            num_computed=np.zeros_like(count), num_scheduled=count, num_logit_rows=count, seats=scratch_seat
+        )
+        spread = self._model.spec.vocab_size // PROBE_LENGTH
+        token_ids = torch.arange(int(count[0]), dtype=torch.int64, device=self._device) * spread + spread // 2
+        self._seats.adapters[self._seats.scratch_seat] = adapter
+        batch = make_batch(
+            token_ids,
+            chunks,
+            self._seats.block_tables,
+            self._device,
+            skip_upper=True,
+            has_drafts=self._has_drafts,
+            seat_adapters=self._seats.adapters,
+        )
+        logits = self._model.logits(self._model(batch, self._arena, self._num_lower_layers))
+        self._seats.adapters[self._seats.scratch_seat] = 0
+        return logits
+
     def _compute(self, step: WarmUpStep, num_logit_rows: int) -> None:
         """Computes a step of zeros, in contexts as long as may be."""
         lens = np.minimum(np.array(step.query_lens, np.int32), self._longest_context)
@@ -118,6 +145,7 @@ class ScratchSteps:
             skip_upper=True,
             media=spans,
             has_drafts=self._has_drafts,
+            seat_adapters=self._seats.adapters,
         )
         hidden = self._model(batch, self._arena, self._num_lower_layers)
         if num_logit_rows:

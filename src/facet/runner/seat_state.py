@@ -32,7 +32,15 @@ class SeatState:
     The tables have one seat more than there are requests: the scratch seat, all of whose entries are the scratch block.
     """
 
-    def __init__(self, layout: KVLayout, *, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+        has_adapters: bool = False,
+    ) -> None:
         self._device = device
         self.num_seats = self.scratch_seat = max_num_seqs
         self._given: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * max_num_seqs
@@ -40,6 +48,8 @@ class SeatState:
         self.num_prompt = np.zeros(max_num_seqs, np.int32)
         self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
         num_rows = max_num_seqs + 1
+        # [seats] int32, on the device: the number of each one's adapter, 0: none. None: the model has no adapters.
+        self.adapters = torch.zeros(num_rows, dtype=torch.int32, device=device) if has_adapters else None
         widths = [-(-max_model_len // group.tokens_per_block) for group in layout.groups]
         # The tables lie in one piece, so that entries of all of them are written at once.
         *starts, size = itertools.accumulate(
@@ -60,6 +70,9 @@ class SeatState:
         self.uncuttable.pop(admission.seat, None)
         if spans := uncuttable(admission.request.media):
             self.uncuttable[admission.seat] = spans
+        if self.adapters is not None:
+            placed = admission.request.placed_adapter
+            self.adapters[admission.seat] = 0 if placed is None else placed.number
         for table, part in zip(self.block_tables, admission.tables, strict=True):
             table[admission.seat] = SCRATCH_BLOCK
             if len(part.block_ids):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from facet.errors import RequestError
 from facet.kv_cache.schedule import Entrant, Schedule
-from facet.request import FinishReason
+from facet.request import FinishReason, Request
 from facet.scheduler.drafting import Draftable
 from facet.scheduler.request_state import RequestState
 from facet.scheduler.running_seats import RunningSeats
@@ -69,6 +69,11 @@ class Queues:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that wait or run."""
+        return [state.request for state in self._by_number.values()]
 
     def submit(self, state: RequestState) -> None:
         request_id = state.request.request_id

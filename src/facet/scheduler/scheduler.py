@@ -61,7 +61,7 @@ class Scheduler:
         self._num_submitted += 1
         chain = None
         if self.kv_cache.caches_prefixes:
-            chain = PrefixChain(request.prompt_token_ids, salt=request.cache_salt, media=request.media)
+            chain = PrefixChain(request.prompt_token_ids, salt=_salt_of(request), media=request.media)
         self.queues.submit(
             RequestState(
                 number=self._num_submitted,
@@ -162,3 +162,11 @@ class Scheduler:
                 "%s: ended after %d tokens, the last of which repeat a cycle of %d (--no-loop-guard lets it go on)",
                 ended.state.request.request_id, len(ended.state.output_token_ids), guard.cycle,
             )  # fmt: skip
+
+
+def _salt_of(request: Request) -> str | None:
+    """What cached prefixes of a request are apart by: its own salt, and the adapter that its keys were made with."""
+    if request.placed_adapter is None:
+        return request.cache_salt
+    salt = request.cache_salt
+    return f"adapter {request.placed_adapter.key} {'' if salt is None else f'salt {salt}'}"

@@ -1,0 +1,127 @@
+"""The adapters of an engine by name: loads them, unloads them, and says what each one changes."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from facet.adapter import AdapterInfo, AdapterSource, PlacedAdapter, check_adapter_name
+from facet.config import EngineConfig
+from facet.errors import CapacityError, CheckpointError, ConfigError, RequestError, UserError
+from facet.model.adapters import AdapterBank, AdapterFile, AdapterRoom, find_adapter, read_adapter_file
+from facet.model.hub import AS_USUAL
+from facet.model_spec import ModelSpec
+
+UNTRAINED = "it changes nothing: one of the two matrices of each pair is zero, as before training"
+
+
+class Adapters:
+    """Requests name an adapter; where it lies, a `PlacedAdapter` says from then on. So a name may be given anew while
+    requests with the adapter it meant before are still running."""
+
+    def __init__(self, bank: AdapterBank, shift_of: Callable[[int], float], *, is_divided: bool) -> None:
+        """`shift_of`: by how much the adapter of a number changes logits. `is_divided`: among ranks."""
+        self._bank = bank
+        self._shift_of = shift_of
+        self._is_divided = is_divided
+        self._numbers: dict[str, int] = {}
+        self._infos: dict[str, AdapterInfo] = {}
+        for number, file in bank.placed.items():
+            self._enter(number, file)
+
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        return tuple(self._infos.values())
+
+    def lines(self) -> list[str]:
+        """What to tell people of those that are loaded."""
+        return [f"Adapter {info.name}: {info.line}." for info in self.infos]
+
+    def place_of(self, name: str) -> PlacedAdapter:
+        if name not in self._numbers:
+            raise unknown_adapter(name, self._numbers)
+        return self._bank.place_of(self._numbers[name])
+
+    def load(self, source: AdapterSource, spec: ModelSpec, used: Collection[int]) -> None:
+        """`used`: numbers of adapters that requests have."""
+        check_adapter_name(source.name)
+        if self._is_divided:
+            raise ConfigError(
+                "With --tensor-parallel-size above 1, adapters are loaded only at the start. Name it in --lora-modules."
+            )
+        if source.name in self._numbers:
+            raise ConfigError(f"The adapter {source.name} is loaded already. Unload it first, or use another name.")
+        file = read_adapter_file(source, find_adapter(source, AS_USUAL), spec)
+        self._bank.room.check(file)
+        number = self._free_number(used)
+        self._bank.put(number, file)
+        self._enter(number, file)
+
+    def unload(self, name: str) -> None:
+        if name not in self._numbers:
+            raise unknown_adapter(name, self._numbers)
+        if self._is_divided:
+            raise ConfigError("With --tensor-parallel-size above 1, adapters stay loaded.")
+        del self._numbers[name], self._infos[name]
+
+    def load_again(self) -> None:
+        """Reads all of them anew, after their memory was given back. Raises for those that are not there any more,
+        which are unloaded."""
+        lost = []
+        for name, number in list(self._numbers.items()):
+            try:
+                self._bank.put(number, self._bank.placed[number])
+            except (UserError, OSError) as error:
+                self.unload(name)
+                lost.append(f"{name} ({error})")
+        if lost:
+            raise CheckpointError(f"The model is awake, but without adapters that could not be read: {'; '.join(lost)}")
+
+    def _enter(self, number: int, file: AdapterFile) -> None:
+        shift = self._shift_of(number)
+        if not shift < float("inf"):
+            self._bank.remove(number)
+            raise CheckpointError(
+                f"The adapter {file.source.name} ({file.source.path}) makes logits that are not finite. Was it trained "
+                "for this model, and to its end?"
+            )
+        self._numbers[file.source.name] = number
+        self._infos[file.source.name] = AdapterInfo(file.source.name, file.source.path, receipt(file, shift))
+
+    def _free_number(self, used: Collection[int]) -> int:
+        taken, most = set(self._numbers.values()), self._bank.room.num_adapters
+        for number in range(1, most + 1):
+            if number not in taken and number not in used:
+                return number
+        leaving = most - len(taken)
+        raise CapacityError(
+            f"There is room for {most} adapters, and all of it is taken"
+            + (f" (in {leaving} places, requests with adapters that were unloaded are still running)" * bool(leaving))
+            + ". Unload one, or start with a larger --max-loras."
+        )
+
+
+def receipt(file: AdapterFile, shift: float) -> str:
+    """What an adapter changes, for people: proof that it is applied."""
+    num_layers = len({pair.target.name.split(".")[1] for pair in file.pairs if pair.target.name.startswith("layers.")})
+    unused = f"; {file.num_unused} tensors are beside matrices that the model does not use" * bool(file.num_unused)
+    effect = f"logits of a probe change by {shift:.2g} of their size" if shift > 0 else UNTRAINED
+    return f"rank {file.rank} beside {', '.join(file.endings)}, {num_layers} layers{unused}; {effect}"
+
+
+def unknown_adapter(name: str, known: Collection[str]) -> RequestError:
+    return RequestError(
+        f"There is no adapter {name[:300]!r} here. "
+        + (f"There are {', '.join(known)}." if known else "There are none."),
+        field="model",
+    )
+
+
+def without_adapters(config: EngineConfig, room: AdapterRoom) -> EngineConfig:
+    """A config that makes the same room and leaves it empty."""
+    return replace(
+        config,
+        enable_lora=True,
+        lora_modules=(),
+        max_loras=room.num_adapters,
+        max_lora_rank=room.rank,
+        lora_target_modules=room.endings,
+    )

@@ -1,0 +1,122 @@
+"""Weights with adapters beside them: every row may have an adapter of its own, or none."""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.kernels.arithmetic import Arithmetic
+from facet.kernels.low_rank import LowRankMatrices, add_low_rank
+from facet.kernels.low_rank.matrices import padded_rank
+from facet.kernels.per_layer_input import MixArguments
+from facet.kernels.rounded_rows import RowCodes
+from facet.layers.weight import Inputs, Values, Weight
+
+
+class RowAdapters:
+    """Which adapter each row of a pass has: told at the beginning of the pass, asked by every product in it."""
+
+    def __init__(self) -> None:
+        self._numbers: Tensor | None = None
+
+    def choose(self, rows: AttentionRows) -> None:
+        """The rows of the pass that begins. Without adapters of seats, no row has one."""
+        self._numbers = None if rows.seat_adapters is None else rows.seat_adapters[rows.seats]
+
+    @property
+    def numbers(self) -> Tensor | None:
+        """[rows] int32, 0: none."""
+        return self._numbers
+
+
+class AdaptedWeight(Weight):
+    """A weight of any kind, and the matrices of so many adapters.
+
+    What is elsewhere joined to a product, such as the activation behind it, is apart from it here: what adapters add
+    comes in between. Neither tables nor experts are adapted.
+    """
+
+    down: Tensor
+    up: Tensor
+
+    def __init__(
+        self, base: Weight, rows: RowAdapters, arithmetic: Arithmetic, *, num_adapters: int, rank: int,
+        num_inputs: int, parts: Sequence[int], dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        """`rank`: the largest of an adapter. `parts`: the numbers of outputs of products that are packed into this
+        one."""
+        super().__init__()
+        self.base = base
+        self._rows = rows
+        self._arithmetic = arithmetic
+        rank, starts = padded_rank(rank), [0]
+        for size in parts:
+            starts.append(starts[-1] + size)
+        self._starts = tuple(starts)
+        down, up = (num_adapters, len(parts), rank, num_inputs), (num_adapters, self._starts[-1], rank)
+        self.register_buffer("down", torch.zeros(down, dtype=dtype, device=device))
+        self.register_buffer("up", torch.zeros(up, dtype=dtype, device=device))
+
+    def put(self, number: int, part: int, down: Tensor, up: Tensor) -> None:
+        """Takes the matrices of an adapter beside one part: down [rank, inputs], up [outputs, rank]."""
+        rank = len(down)
+        self.down[number - 1, part, :rank] = down
+        self.up[number - 1, self._starts[part] : self._starts[part + 1], :rank] = up
+
+    def remove(self, number: int) -> None:
+        """Leaves nothing of an adapter."""
+        self.down[number - 1] = 0
+        self.up[number - 1] = 0
+
+    def fill(self, values: Values, rows: slice) -> None:
+        self.base.fill(values, rows)
+
+    def prepare(self, *, is_gated: bool) -> None:
+        """An activation has the sums before it, not the product alone."""
+        self.base.prepare(is_gated=False)
+
+    def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:
+        product = self.base.linear(x, rows)
+        numbers = self._rows.numbers
+        if numbers is not None:
+            matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
+            first = 0 if rows is None or rows.start is None else rows.start
+            add_low_rank(product, x, numbers, matrices, self._arithmetic.linear, first=first)
+        return product
+
+    def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
+        """Rounds nothing: a product that wants codes makes them itself."""
+        return self._arithmetic.geglu(self.linear(x))
+
+    def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:
+        return self._arithmetic.sparse_geglu(self.linear(x), cutoff_deviations)
+
+    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
+        return self._arithmetic.gate_per_layer_input(self.linear(x), per_layer_input)
+
+    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
+        raise AssertionError("experts are not adapted")
+
+    def embed(self, token_ids: Tensor, scale: float) -> Tensor:
+        raise AssertionError("tables are not adapted")
+
+    def mix_looked_up_inputs(
+        self, context: Tensor, token_ids: Tensor, norm_weight: Tensor, **arguments: Unpack[MixArguments]
+    ) -> Tensor:
+        raise AssertionError("tables are not adapted")
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._arithmetic.rms_norm(x, weight, eps)
+
+    def add_norm(
+        self,
+        residual: Tensor,
+        update: Tensor,
+        update_weight: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Inputs | None]:
+        return self._arithmetic.add_norm(residual, update, update_weight, weight, eps, scale)

@@ -1,0 +1,118 @@
+"""Reads adapter_config.json: how an adapter's matrices are scaled, and what else its training did.
+
+What would be computed wrongly without a word is refused: adapters that are no LoRA, and kinds of LoRA that need more
+than two matrices or another base model.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from facet.errors import CheckpointError
+from facet.model.config_fields import ConfigFields, read_config_file
+
+Number = TypeVar("Number", int, float)
+
+CONFIG_FILE = "adapter_config.json"
+# Of `init_lora_weights`: these change the base model's weights as well. PEFT writes another value, or none, once an
+# adapter has been converted to go with the original ones.
+_CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Switches of kinds of LoRA that are more than two matrices.
+_OTHER_KINDS = {
+    "use_dora": "DoRA",
+    "use_qalora": "QALoRA",
+    "alora_invocation_tokens": "activated LoRA",
+    "layer_replication": "repeated layers",
+    "trainable_token_indices": "trained rows of the embedding",
+    "fan_in_fan_out": "transposed matrices",
+    "megatron_config": "Megatron's layers",
+}
+_MERGE = "Merge it into the model's weights (PEFT's merge_and_unload), and serve those."
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    rank: int
+    alpha: float
+    is_rank_stabilized: bool
+    rank_pattern: Mapping[str, int]  # by regular expressions for names
+    alpha_pattern: Mapping[str, float]
+    base_model: str | None
+
+    def scale_of(self, module: str, rank: int) -> float:
+        """By what the product of both matrices of a module is multiplied."""
+        alpha = _matching(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+    def rank_of(self, module: str) -> int:
+        return _matching(self.rank_pattern, module, self.rank)
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    values = read_config_file(folder / CONFIG_FILE)
+    fields = ConfigFields(values, CONFIG_FILE)
+    kind = values.get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(f"{folder / CONFIG_FILE}: peft_type is {kind!r}, but only LORA is supported. {_MERGE}")
+    for name, what in _OTHER_KINDS.items():
+        if values.get(name):
+            raise CheckpointError(f"{folder / CONFIG_FILE}: {name} is set, but {what} is not supported. {_MERGE}")
+    if values.get("modules_to_save"):
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE}: modules_to_save names {', '.join(map(str, values['modules_to_save']))}: whole "
+            f"modules that were trained beside the adapter are not supported. {_MERGE}"
+        )
+    if values.get("bias", "none") != "none" or values.get("lora_bias"):
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE}: it trained biases, which Gemma's products do not have. {_MERGE}"
+        )
+    start = values.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGED_BASES):
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE}: init_lora_weights is {start!r}, which changed the base model's weights, too. "
+            "Save it with path_initial_model_for_weight_conversion, or merge it into the model's weights."
+        )
+    return AdapterConfig(
+        rank=fields.integer("r", 8),
+        alpha=_number(fields, "lora_alpha", 8.0),
+        is_rank_stabilized=bool(values.get("use_rslora")),
+        rank_pattern={
+            name: int(_number_in(fields, "rank_pattern", value)) for name, value in _pattern(fields, "rank_pattern")
+        },
+        alpha_pattern={
+            name: _number_in(fields, "alpha_pattern", value) for name, value in _pattern(fields, "alpha_pattern")
+        },
+        base_model=values["base_model_name_or_path"]
+        if isinstance(values.get("base_model_name_or_path"), str)
+        else None,
+    )
+
+
+def _number(fields: ConfigFields, name: str, default: float) -> float:
+    return _number_in(fields, name, fields.raw(name)) if name in fields else default
+
+
+def _number_in(fields: ConfigFields, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise fields.wrong(name, "a number")
+    return float(value)
+
+
+def _pattern(fields: ConfigFields, name: str) -> list[tuple[str, Any]]:
+    values = fields.raw(name) or {}
+    if not isinstance(values, dict):
+        raise fields.wrong(name, "an object of numbers by names")
+    for pattern in values:
+        try:
+            re.compile(pattern)
+        except re.error:
+            raise fields.wrong(name, "an object whose names are regular expressions") from None
+    return list(values.items())
+
+
+def _matching(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
+    """The value of the first pattern that a module's name ends with, as PEFT matches them."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)

@@ -1,0 +1,195 @@
+"""The adapters of a model: how much room they have, and their matrices beside the model's weights.
+
+Room is made once, before steps are captured: for so many adapters, of so large a rank, beside so many matrices. Every
+loaded adapter is there, so that no request waits for one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from facet.adapter import PlacedAdapter, read_adapter_sources
+from facet.config import ModelConfig
+from facet.errors import CapacityError, CheckpointError, ConfigError
+from facet.layers.adapted_weight import AdaptedWeight
+from facet.layers.linear import Linear
+from facet.model.adapters.adapter_file import (
+    AdapterFile,
+    adaptable_targets,
+    ending_of,
+    find_adapter,
+    read_adapter_file,
+)
+from facet.model.gemma import Gemma
+from facet.model.hub import access_of
+from facet.model.quantized.matching import cut_values
+from facet.model.shard import Cut
+from facet.model.stored_tensor import StoredTensor
+from facet.model.weight_files import WeightFiles
+from facet.model.weight_map import TensorTarget
+from facet.model_spec import ModelSpec
+
+MOST_ADAPTERS = 256  # a product looks at each of them in turn
+MOST_RANK = 512
+_MANY, _RANK = 8, 16  # for whatever is loaded later
+_OF_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRoom:
+    """How much room adapters get, and which take it from the start."""
+
+    num_adapters: int
+    rank: int
+    endings: tuple[str, ...]  # of the names of the matrices that may be changed
+    files: tuple[AdapterFile, ...] = ()
+
+    def check(self, file: AdapterFile) -> None:
+        """Raises if there is no room for an adapter of this kind."""
+        name = file.source.name
+        if file.rank > self.rank:
+            raise CapacityError(
+                f"The adapter {name} has rank {file.rank}, but there is room for rank {self.rank}. Start with "
+                f"--max-lora-rank {file.rank}."
+            )
+        others = [ending for ending in file.endings if ending not in self.endings]
+        if others:
+            raise CapacityError(
+                f"The adapter {name} changes {', '.join(others)}, but there is room beside {', '.join(self.endings)} "
+                f"only. Start with --lora-target-modules {' '.join((*self.endings, *others))}."
+            )
+
+
+def plan_room(config: ModelConfig, spec: ModelSpec) -> AdapterRoom | None:
+    """Reads the adapters that a config names, as far as is needed to know their room. None: there are to be none."""
+    sources = read_adapter_sources(config.lora_modules)
+    if not sources and not config.enable_lora:
+        _refuse_settings(config)
+        return None
+    access = access_of(config)
+    files = tuple(read_adapter_file(source, find_adapter(source, access), spec) for source in sources)
+    num_adapters = config.max_loras if config.max_loras is not None else len(files) or _MANY
+    if num_adapters < len(files):
+        num_adapters = len(files)  # vLLM keeps the others in the host's memory
+    rank = config.max_lora_rank
+    if rank is None:
+        rank = max((file.rank for file in files), default=_RANK)
+    for name, number, most in (("--max-loras", num_adapters, MOST_ADAPTERS), ("--max-lora-rank", rank, MOST_RANK)):
+        if not 1 <= number <= most:
+            raise ConfigError(f"{name} is {number}, but must be from 1 to {most}.")
+    endings = config.lora_target_modules or tuple(dict.fromkeys(ending for file in files for ending in file.endings))
+    known = {ending_of(target) for target in adaptable_targets(spec).values()}
+    unknown = [ending for ending in endings if ending not in known]
+    if unknown:
+        raise ConfigError(
+            f"--lora-target-modules names {', '.join(unknown)}, which this model has not. It has "
+            f"{', '.join(sorted(known))}."
+        )
+    room = AdapterRoom(num_adapters=num_adapters, rank=rank, endings=endings or _OF_LAYERS, files=files)
+    for file in files:
+        room.check(file)
+    return room
+
+
+def _refuse_settings(config: ModelConfig) -> None:
+    for name in ("max_loras", "max_lora_rank", "lora_target_modules"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is about adapters, but there are none. Add --lora-modules NAME=PATH, or "
+                "--enable-lora for those that are loaded later."
+            )
+
+
+class AdapterBank:
+    """Puts adapters beside the weights of a model, each under a number from 1 on."""
+
+    def __init__(self, model: Gemma, room: AdapterRoom, cuts: Mapping[str, Cut]) -> None:
+        """Makes room beside every matrix that may be changed. `cuts`: what a rank holds of those that are divided."""
+        self.room = room
+        self._model = model
+        self._cuts = cuts
+        self._placed: dict[int, AdapterFile] = {}
+        self._weights = _make_room(model, room)
+        model.has_adapters = True
+
+    @property
+    def placed(self) -> Mapping[int, AdapterFile]:
+        """Adapters by their numbers."""
+        return self._placed
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.down.nbytes + weight.up.nbytes for weight in self._weights.values())
+
+    def place_of(self, number: int) -> PlacedAdapter:
+        return PlacedAdapter(number, self._placed[number].key)
+
+    def put(self, number: int, file: AdapterFile) -> None:
+        """Reads an adapter, in the place of whichever had that number. Where a file turns out to be broken, nothing of
+        it stays."""
+        self.room.check(file)
+        self.remove(number)
+        try:
+            with WeightFiles() as files:
+                for pair in file.pairs:
+                    cut = self._cuts.get(pair.target.name)
+                    of_inputs = cut is not None and cut.is_of_inputs
+                    down = cut_values(_read(files, pair.down), cut if of_inputs else None)
+                    up = cut_values(_read(files, pair.up) * pair.scale, None if of_inputs else cut)
+                    self._weights[pair.target.place].put(number, pair.target.part or 0, down, up)
+        except BaseException:
+            self.remove(number)
+            raise
+        self._placed[number] = file
+
+    def remove(self, number: int) -> None:
+        self._placed.pop(number, None)
+        for weight in self._weights.values():
+            weight.remove(number)
+
+    def line(self) -> str:
+        """What adapters take, for people."""
+        room = self.room
+        return (
+            f"Adapters: room for {room.num_adapters} up to rank {room.rank} beside {', '.join(room.endings)} "
+            f"({self.num_bytes / 2**20:,.1f} MiB)."
+        )
+
+
+def _make_room(model: Gemma, room: AdapterRoom) -> dict[str, AdaptedWeight]:
+    """By the places of `Linear`s."""
+    placement = model.placement
+    targets = sorted(adaptable_targets(model.share).values(), key=_place)
+    weights = {}
+    for place, parts in groupby(targets, key=_place):
+        in_order = sorted(parts, key=lambda target: target.part or 0)
+        if not any(ending_of(target) in room.endings for target in in_order):
+            continue
+        linear = model.get_submodule(place)
+        assert isinstance(linear, Linear), "matrices are kept by products"
+        linear.weight = weights[place] = AdaptedWeight(
+            linear.weight,
+            model.row_adapters,
+            placement.arithmetic,
+            num_adapters=room.num_adapters,
+            rank=room.rank,
+            num_inputs=in_order[0].shape[1],
+            parts=[target.shape[0] for target in in_order],
+            dtype=placement.dtype,
+            device=placement.device,
+        )
+    return weights
+
+
+def _place(target: TensorTarget) -> str:
+    return target.place
+
+
+def _read(files: WeightFiles, tensor: StoredTensor) -> Tensor:
+    values = files.read(tensor).float()
+    if not bool(torch.isfinite(values).all()):
+        raise CheckpointError(f"{tensor.file}: {tensor.name} holds numbers that are not finite.")
+    return values

@@ -1,0 +1,220 @@
+"""Engines with adapters: each request gets its own, in any company, and what it gets is what training made."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from facet.adapter import AdapterSource
+from facet.config import ModelConfig
+from facet.engine.engine import Engine
+from facet.errors import CapacityError, CheckpointError, ConfigError, RequestError
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
+from facet.model.loader import LoadedModel, load_model
+from facet.request import Request
+from facet.sampling_params import SamplingParams
+from tests.engine.harness import Answer, make_engine, mixed_requests, run
+from tests.tiny_adapters import TinyAdapter, adaptable_modules, write_adapter
+from tests.tiny_models import BASE_NAMES, TinyModel
+
+TinyModels = Callable[[str], TinyModel]
+SERVED = "gemma4_e2b_small"
+
+
+def load(folder: Path, *, arithmetic: Arithmetic = USUAL, **settings: object) -> LoadedModel:
+    config = ModelConfig(model=str(folder), device="cpu", language_model_only=True, max_model_len=512, **settings)  # type: ignore[arg-type]
+    return load_model(config, arithmetic=arithmetic)
+
+
+def engine_with(tiny: TinyModel, *adapters: TinyAdapter, **settings: object) -> Engine:
+    """The adapters are called a, b, ..."""
+    modules = tuple(f"{name}={adapter.folder}" for name, adapter in zip("abcdef", adapters, strict=False))
+    loaded = load(tiny.folder, lora_modules=modules, **settings)
+    return make_engine(loaded.model, bank=loaded.adapters)
+
+
+def ask(request_id: str, token_ids: list[int], adapter: str | None = None, *, max_tokens: int = 6) -> Request:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=1, logprobs=1)
+    return Request(request_id=request_id, prompt_token_ids=tuple(token_ids), sampling=sampling, adapter=adapter)
+
+
+def prompt_logprobs(answer: Answer) -> torch.Tensor:
+    return torch.tensor([entry.logprobs[0] for entry in answer.prompt_logprobs])
+
+
+@pytest.fixture(scope="module")
+def two_adapters(tiny_model: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyAdapter, TinyAdapter]:
+    """Beside all matrices, and beside some of attention with another rank."""
+    tiny, folder = tiny_model(SERVED), tmp_path_factory.mktemp("adapters")
+    everywhere = write_adapter(folder / "a", adaptable_modules(tiny), seed=1)
+    some = write_adapter(folder / "b", adaptable_modules(tiny, "q_proj", "v_proj"), seed=2, rank=20, size=0.6)
+    return everywhere, some
+
+
+@pytest.mark.parametrize("name", BASE_NAMES)
+def test_an_adapter_changes_what_merging_it_would(name: str, tiny_model: TinyModels, tmp_path: Path) -> None:
+    """Beside every matrix of every family, against transformers with the adapter merged into its weights."""
+    tiny = tiny_model(name)
+    adapter = write_adapter(tmp_path, adaptable_modules(tiny))
+    engine = engine_with(tiny, adapter)
+    prompt = tiny.prompt(2 * tiny.window + 3)
+    answers = run(engine, [ask("with", prompt, "a"), ask("without", prompt)])
+    merged = adapter.merged(tiny.oracle)
+    for request_id, oracle in (("with", merged), ("without", tiny.oracle)):
+        expected = functional.log_softmax(tiny.oracle_logits(prompt, oracle), dim=-1)
+        ids = torch.tensor(prompt[1:])
+        ours = prompt_logprobs(answers[request_id])
+        torch.testing.assert_close(ours, expected[:-1].gather(1, ids[:, None])[:, 0], atol=2e-3, rtol=0)
+    difference = (prompt_logprobs(answers["with"]) - prompt_logprobs(answers["without"])).abs().max()
+    assert difference > 0.5, "the adapter is large enough to be seen"
+
+
+@pytest.mark.parametrize("arithmetic", [USUAL, BATCH_INVARIANT], ids=["usual", "invariant"])
+def test_any_company_changes_nothing(
+    arithmetic: Arithmetic, tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]
+) -> None:
+    """Requests of two adapters and of none, in chunks, with shared beginnings, penalties and preemptions."""
+    tiny = tiny_model(SERVED)
+    modules = tuple(f"{name}={adapter.folder}" for name, adapter in zip("ab", two_adapters, strict=True))
+    loaded = load(tiny.folder, arithmetic=arithmetic, lora_modules=modules)
+    requests = [
+        replace(request, adapter=(None, "a", "b")[index % 3])
+        for index, request in enumerate(mixed_requests(tiny.window, 490, count=18, seed=5))
+    ]
+    together = run(
+        make_engine(loaded.model, bank=loaded.adapters, num_blocks=60, max_num_seqs=9, max_num_batched_tokens=24),
+        requests,
+    )
+    alone = make_engine(loaded.model, bank=loaded.adapters, enable_prefix_caching=False, overlapped=False)
+    for request in requests:
+        answer = run(alone, [replace(request, priority=0)])[request.request_id]
+        got = together[request.request_id]
+        assert got.token_ids == answer.token_ids
+        if arithmetic is BATCH_INVARIANT:
+            assert got.logprobs == answer.logprobs
+            assert got.prompt_logprobs == answer.prompt_logprobs
+
+
+def test_cached_prefixes_are_of_one_adapter(
+    tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]
+) -> None:
+    tiny = tiny_model(SERVED)
+    engine = engine_with(tiny, *two_adapters)
+    prompt = tiny.prompt(60)
+    plain = replace(ask("", prompt).sampling, prompt_logprobs=None)
+
+    def cached(request_id: str, adapter: str | None) -> int:
+        request = replace(ask(request_id, prompt, adapter), sampling=plain)
+        return run(engine, [request])[request_id].num_cached_tokens
+
+    assert [cached("1", "a"), cached("2", None), cached("3", "b")] == [0, 0, 0]
+    assert min(cached("4", "a"), cached("5", None), cached("6", "b")) > 0
+
+
+def test_the_same_adapter_under_two_names_shares_prefixes(
+    tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]
+) -> None:
+    tiny = tiny_model(SERVED)
+    engine = engine_with(tiny, two_adapters[1], two_adapters[1])
+    prompt = tiny.prompt(60)
+    requests = [replace(ask(name, prompt, name), sampling=SamplingParams(max_tokens=1)) for name in "ab"]
+    hits = [run(engine, [request])[request.request_id].num_cached_tokens for request in requests]
+    assert hits[0] == 0 < hits[1]
+
+
+def test_captured_steps(tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]) -> None:
+    """Graphs and pieces find adapters by seats, padding rows included."""
+    tiny = tiny_model(SERVED)
+    modules = tuple(f"{name}={adapter.folder}" for name, adapter in zip("ab", two_adapters, strict=True))
+    loaded = load(tiny.folder, lora_modules=modules)
+    requests = [ask(str(index), tiny.prompt(5 + 4 * index, index), (None, "a", "b")[index % 3]) for index in range(7)]
+    requests = [replace(request, sampling=replace(request.sampling, prompt_logprobs=None)) for request in requests]
+    eager = run(make_engine(loaded.model, bank=loaded.adapters), requests)
+    captured = run(
+        make_engine(loaded.model, bank=loaded.adapters, graph_sizes=(1, 3, 8), piece_sizes=(16, 64)), requests
+    )
+    assert {name: answer.token_ids for name, answer in captured.items()} == {
+        name: answer.token_ids for name, answer in eager.items()
+    }
+
+
+def test_loaded_and_unloaded_while_requests_run(
+    tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]
+) -> None:
+    tiny = tiny_model(SERVED)
+    fixed = engine_with(tiny, *two_adapters)
+    prompt = tiny.prompt(30)
+    expected = {name: run(fixed, [ask(name, prompt, name)])[name].token_ids for name in "ab"}
+    assert expected["a"] != expected["b"]
+
+    endings = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "per_layer_input_gate")
+    endings += ("per_layer_projection", "per_layer_model_projection")
+    loaded = load(tiny.folder, enable_lora=True, max_loras=1, max_lora_rank=20, lora_target_modules=endings)
+    engine = make_engine(loaded.model, bank=loaded.adapters)
+    with pytest.raises(RequestError, match="There is no adapter 'a' here. There are none"):
+        engine.submit(ask("early", prompt, "a"))
+    engine.load_adapter(AdapterSource("a", str(two_adapters[0].folder)))
+    (info,) = engine.adapters
+    assert "logits of a probe change by 0." in info.line
+    with pytest.raises(ConfigError, match="a is loaded already"):
+        engine.load_adapter(AdapterSource("a", str(two_adapters[1].folder)))
+    with pytest.raises(CapacityError, match="room for 1 adapters, and all of it is taken"):
+        engine.load_adapter(AdapterSource("b", str(two_adapters[1].folder)))
+
+    running = ask("running", prompt, "a")
+    engine.submit(running)
+    tokens = [token for _ in range(3) for event in engine.step() for token in event.token_ids]
+    engine.unload_adapter("a")
+    with pytest.raises(RequestError, match="There is no adapter 'a'"):
+        engine.submit(ask("late", prompt, "a"))
+    with pytest.raises(CapacityError, match="requests with adapters that were unloaded are still running"):
+        engine.load_adapter(AdapterSource("b", str(two_adapters[1].folder)))
+    while engine.has_work:
+        tokens += [token for event in engine.step() for token in event.token_ids]
+    assert tokens == expected["a"]
+
+    # The other takes its place under its name; nothing of the first is left, not in the cache either.
+    engine.load_adapter(AdapterSource("a", str(two_adapters[1].folder)))
+    assert run(engine, [ask("b", prompt, "a")])["b"].token_ids == expected["b"]
+    engine.unload_adapter("a")
+    with pytest.raises(RequestError, match="no adapter 'a'"):
+        engine.unload_adapter("a")
+
+
+def test_an_adapter_that_was_never_trained_says_so(tiny_model: TinyModels, tmp_path: Path) -> None:
+    tiny = tiny_model(SERVED)
+    engine = engine_with(tiny, write_adapter(tmp_path, adaptable_modules(tiny, "q_proj"), size=0.0))
+    (info,) = engine.adapters
+    assert info.line.endswith("it changes nothing: one of the two matrices of each pair is zero, as before training")
+
+
+def test_numbers_that_are_not_finite_are_refused_and_leave_nothing(tiny_model: TinyModels, tmp_path: Path) -> None:
+    tiny = tiny_model(SERVED)
+    good = write_adapter(tmp_path / "good", adaptable_modules(tiny, "q_proj"))
+    bad = write_adapter(tmp_path / "bad", adaptable_modules(tiny, "q_proj"), size=float("nan"))
+    huge = write_adapter(tmp_path / "huge", adaptable_modules(tiny, "q_proj"), alpha_pattern={"q_proj": 1e300})
+    loaded = load(tiny.folder, lora_modules=(f"a={good.folder}",), max_loras=2)
+    engine = make_engine(loaded.model, bank=loaded.adapters)
+    prompt = tiny.prompt(20)
+    before = run(engine, [ask("1", prompt, "a"), ask("2", prompt)])
+    with pytest.raises(CheckpointError, match="not finite"):
+        engine.load_adapter(AdapterSource("bad", str(bad.folder)))
+    with pytest.raises(CheckpointError, match="makes logits that are not finite"):
+        engine.load_adapter(AdapterSource("huge", str(huge.folder)))
+    assert [info.name for info in engine.adapters] == ["a"]
+    after = run(engine, [ask("1", prompt, "a"), ask("2", prompt)])
+    assert {name: answer.token_ids for name, answer in after.items()} == {
+        name: answer.token_ids for name, answer in before.items()
+    }
+
+
+def test_engines_without_room_refuse(tiny_model: TinyModels) -> None:
+    engine = make_engine(load(tiny_model(SERVED).folder).model)
+    assert engine.adapters == ()
+    with pytest.raises(RequestError, match="started without --enable-lora or --lora-modules"):
+        engine.submit(ask("1", [2, 3], "a"))
+    with pytest.raises(RequestError, match="There is no room for the adapter 'a'"):
+        engine.load_adapter(AdapterSource("a", "/nowhere"))

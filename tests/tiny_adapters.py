@@ -1,0 +1,70 @@
+"""Random adapters of tiny models, as PEFT writes them, and the transformers model with an adapter merged into it."""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tests.tiny_models import TinyModel
+
+# Matrices beside which there can be no adapter.
+NOT_ADAPTED = ("lm_head", "altup_projections", "altup_unembed_projections")
+
+
+@dataclass(frozen=True)
+class TinyAdapter:
+    folder: Path
+    pairs: Mapping[str, tuple[Tensor, Tensor]]  # by the modules of the transformers model: down, and up scaled
+
+    def merged(self, oracle: nn.Module) -> nn.Module:
+        """A copy with weights that the adapter has been added to."""
+        changed = copy.deepcopy(oracle)
+        with torch.no_grad():
+            for name, (down, up) in self.pairs.items():
+                changed.get_submodule(name).weight += up @ down
+        return changed
+
+
+def adaptable_modules(tiny: TinyModel, *endings: str) -> dict[str, tuple[int, int]]:
+    """The products of the decoder, with their numbers of outputs and inputs; those whose names so end, if any are
+    given."""
+    return {
+        name: (module.out_features, module.in_features)
+        for name, module in tiny.oracle.named_modules()
+        if isinstance(module, nn.Linear)
+        and not any(part in NOT_ADAPTED for part in name.split("."))
+        and (not endings or name.rpartition(".")[2] in endings)
+    }
+
+
+def write_adapter(
+    folder: Path,
+    modules: Mapping[str, tuple[int, int]],
+    *,
+    rank: int = 4,
+    alpha: float = 8.0,
+    seed: int = 0,
+    size: float = 0.3,
+    prefix: str = "base_model.model.",
+    more: Mapping[str, Tensor] | None = None,
+    **config: Any,
+) -> TinyAdapter:
+    """`size`: of what it adds, compared with a product of numbers of size one. `more`: tensors besides."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs, tensors = {}, dict(more or {})
+    for name, (num_outputs, num_inputs) in modules.items():
+        down = torch.randn(rank, num_inputs, generator=generator) * num_inputs**-0.5
+        up = torch.randn(num_outputs, rank, generator=generator) * size * rank**-0.5 * (rank / alpha)
+        tensors[f"{prefix}{name}.lora_A.weight"], tensors[f"{prefix}{name}.lora_B.weight"] = down, up
+        pairs[name] = (down, up * (alpha / rank))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return TinyAdapter(folder, pairs)
