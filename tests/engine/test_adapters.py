@@ -1,5 +1,7 @@
 """Engines with adapters: each request gets its own, in any company, and what it gets is what training made."""
 
+import contextlib
+import queue
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +11,20 @@ import torch
 from torch.nn import functional
 
 from facet.adapter import AdapterSource
-from facet.config import ModelConfig
+from facet.config import EngineConfig, ModelConfig
+from facet.engine.client import RemoteEngine
 from facet.engine.engine import Engine
+from facet.engine.messages import AdapterState, NewTokens, SleepState
+from facet.engine.ranks import LeadingRunner, follow
 from facet.errors import CapacityError, CheckpointError, ConfigError, RequestError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
+from facet.layers.rank_group import RankGroup
 from facet.model.loader import LoadedModel, load_model
 from facet.request import Request
 from facet.sampling_params import SamplingParams
 from tests.engine.harness import Answer, make_engine, mixed_requests, run
+from tests.quick_starts import quick_starts
+from tests.ranks import on_ranks
 from tests.tiny_adapters import TinyAdapter, adaptable_modules, write_adapter
 from tests.tiny_models import BASE_NAMES, TinyModel
 
@@ -154,7 +162,7 @@ def test_loaded_and_unloaded_while_requests_run(
     endings += ("per_layer_projection", "per_layer_model_projection")
     loaded = load(tiny.folder, enable_lora=True, max_loras=1, max_lora_rank=20, lora_target_modules=endings)
     engine = make_engine(loaded.model, bank=loaded.adapters)
-    with pytest.raises(RequestError, match="There is no adapter 'a' here. There are none"):
+    with pytest.raises(RequestError, match=r"There is no adapter 'a' here. There are none"):
         engine.submit(ask("early", prompt, "a"))
     engine.load_adapter(AdapterSource("a", str(two_adapters[0].folder)))
     (info,) = engine.adapters
@@ -218,3 +226,117 @@ def test_engines_without_room_refuse(tiny_model: TinyModels) -> None:
         engine.submit(ask("1", [2, 3], "a"))
     with pytest.raises(RequestError, match="There is no room for the adapter 'a'"):
         engine.load_adapter(AdapterSource("a", "/nowhere"))
+
+
+def test_ranks_have_shares_of_every_matrix(
+    tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter], tmp_path: Path
+) -> None:
+    """Beside cut inputs `down` is cut, beside cut outputs `up`; each rank reads its own."""
+    tiny = tiny_model(SERVED)
+    requests = [ask(str(index), tiny.prompt(9 + index), (None, "a", "b")[index]) for index in range(3)]
+    expected = run(engine_with(tiny, *two_adapters), requests)
+    steps: queue.Queue[bytes | None] = queue.Queue()
+    modules = tuple(f"{name}={adapter.folder}" for name, adapter in zip("ab", two_adapters, strict=True))
+
+    def answers(group: RankGroup) -> dict[str, Answer]:
+        config = ModelConfig(
+            model=str(tiny.folder), device="cpu", language_model_only=True, max_model_len=512, lora_modules=modules
+        )
+        loaded = load_model(config, group=group)
+        engine = make_engine(loaded.model, bank=loaded.adapters)
+        if not group.rank.plans:
+            follow(engine.runner, steps.get)  # type: ignore[arg-type]
+            return {}
+        assert all("change by 0." in info.line for info in engine.adapters)
+        leading = Engine(
+            LeadingRunner(engine.runner, steps.put),  # type: ignore[arg-type]
+            engine.settings,
+            adapters=engine._adapters,
+        )
+        try:
+            with pytest.raises(ConfigError, match="adapters are loaded only at the start"):
+                leading.load_adapter(AdapterSource("c", str(two_adapters[0].folder)))
+            return run(leading, requests)
+        finally:
+            steps.put(None)
+
+    found, _ = on_ranks(2, answers)
+    for name, answer in found.items():
+        assert answer.token_ids == expected[name].token_ids
+        torch.testing.assert_close(prompt_logprobs(answer), prompt_logprobs(expected[name]), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 0.5), ("fp8", 0.5), ("int4", 0.8)])
+def test_beside_quantized_weights(
+    quantization: str, share: float, tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]
+) -> None:
+    """What adapters add is added to products of whatever kind; rows without one are as they were without adapters."""
+    tiny = tiny_model(SERVED)
+    with_adapters = engine_with(tiny, *two_adapters, quantization=quantization)
+    prompt = tiny.prompt(20)
+    answers = run(with_adapters, [ask("none", prompt), ask("a", prompt, "a")])
+    plain = run(make_engine(load(tiny.folder, quantization=quantization).model), [ask("none", prompt)])
+    exact = run(engine_with(tiny, *two_adapters), [ask("a", prompt, "a"), ask("none", prompt)])
+    torch.testing.assert_close(prompt_logprobs(answers["none"]), prompt_logprobs(plain["none"]), atol=2e-2, rtol=0)
+    # As far from the unquantized model with the adapter as quantization alone takes it, and not as far as the adapter.
+    shift = (prompt_logprobs(exact["a"]) - prompt_logprobs(exact["none"])).abs().mean()
+    assert (prompt_logprobs(answers["a"]) - prompt_logprobs(exact["a"])).abs().mean() < shift * share
+
+
+def test_an_engine_in_another_process_says_what_it_loaded(
+    tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]
+) -> None:
+    tiny = tiny_model(SERVED)
+    config = EngineConfig(
+        model=str(tiny.folder),
+        max_model_len=512,
+        kv_cache_memory_bytes=1 << 20,
+        device="cpu",
+        language_model_only=True,
+        lora_modules=(f"a={two_adapters[0].folder}",),
+        max_loras=2,
+        max_lora_rank=20,
+        enable_sleep_mode=True,
+    )
+    prompt = tiny.prompt(20)
+    expected = run(engine_with(tiny, *two_adapters), [ask(name, prompt, name) for name in "ab"])
+
+    def tokens(engine: RemoteEngine, name: str) -> list[int]:
+        engine.submit(replace(ask(name, prompt, name), sampling=SamplingParams(temperature=0.0, max_tokens=6)))
+        found: list[int] = []
+        while True:
+            for message in engine.receive():
+                assert isinstance(message, NewTokens), message
+                found += message.token_ids
+                if message.finish_reason is not None:
+                    return found
+
+    def told(engine: RemoteEngine) -> AdapterState | SleepState:
+        (message,) = engine.receive()
+        assert isinstance(message, AdapterState | SleepState)
+        return message
+
+    with quick_starts(), contextlib.closing(RemoteEngine(config)) as engine:
+        assert [info.name for info in engine.info.adapters] == ["a"]
+        assert any(
+            line.startswith("Adapters: room for 2 up to rank 20 beside per_layer_model_projection, q_proj,")
+            for line in engine.info.lines
+        )
+        assert any(
+            line.startswith("Adapter a: rank 4 beside per_layer_model_projection, q_proj, ")
+            for line in engine.info.lines
+        )
+        engine.load_adapter(AdapterSource("b", str(two_adapters[1].folder)))
+        state = told(engine)
+        assert isinstance(state, AdapterState)
+        assert ([info.name for info in state.adapters], state.error) == (["a", "b"], None)
+        engine.load_adapter(AdapterSource("b", "/nowhere"))
+        assert "b is loaded already" in (told(engine).error or "")
+        for level in (1, 2):  # asleep at level 2, adapters are dropped as weights are, and read again
+            engine.sleep(level)
+            assert told(engine) == SleepState(True)
+            engine.wake_up()
+            assert told(engine) == SleepState(False)
+            assert [tokens(engine, name) for name in "ab"] == [expected[name].token_ids for name in "ab"]
+        engine.unload_adapter("a")
+        assert [info.name for info in told(engine).adapters] == ["b"]  # type: ignore[union-attr]

@@ -23,6 +23,8 @@ from triton.runtime.jit import KernelInterface, create_function_from_signature
 from facet.kernels import shared_memory
 from facet.kernels.linear import triton as products
 from facet.kernels.linear.config import choose_chain, choose_config
+from facet.kernels.low_rank import triton as low_rank
+from facet.kernels.low_rank.cases import Case as Adapters
 from facet.kernels.moe import triton as experts
 from facet.kernels.paged_attention import cases
 from facet.kernels.paged_attention import gpu as attention
@@ -101,12 +103,20 @@ def run_experts() -> None:
         experts.run_experts(x, torch.empty(num_rows, 8), chosen, gate_up.bfloat16(), down.bfloat16())
 
 
+def add_low_rank() -> None:
+    for rank in (16, 64, 512):
+        case = Adapters(num_inputs=2560, parts=(2048, 512, 512), rank=rank, num_adapters=2)
+        x, product = case.rows(40, torch.bfloat16)
+        low_rank.add_low_rank(product, x, torch.ones(40, dtype=torch.int32), case.matrices(torch.bfloat16))
+
+
 ROOMS: dict[str, Callable[[], None]] = {
     **{case.name: lambda case=case: attend(case) for case in (SLIDING, GLOBAL, SHARED, NARROW)},  # type: ignore[misc]
     "products": multiply,
     "products of codes": multiply_codes,
     "products of values": multiply_values,
     "experts": run_experts,
+    "adapters": add_low_rank,
 }
 
 

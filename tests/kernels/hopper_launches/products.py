@@ -73,9 +73,11 @@ def expert_ring_launch(ring: WarpgroupRing, *, is_first: bool) -> Launch:
     return expert_ring_kernel, arguments, {**constants, "num_warps": 4}
 
 
-def normed_ring_launch(shape: cases.Shape) -> Launch:
+def normed_ring_launch(shape: cases.Shape, *, is_ahead: bool = False) -> Launch:
     """Of a layer's first and second norm, or of the stream where a per-layer gate takes it."""
-    _, (_, weight, more_weight, _, _, _, _, num_out, *ahead), constants = warpgroup_ring_launch(shape, is_ahead=True)
+    _, (_, weight, more_weight, _, _, _, _, num_out, *ahead), constants = warpgroup_ring_launch(
+        shape, is_ahead=is_ahead
+    )
     ring = normed_ring_of(shape.num_out, shape.num_in)
     assert ring is not None
     is_gated, factors = shape.operation == "gated_input_linear", tensor(gl.float32)
@@ -113,14 +115,14 @@ def launches() -> dict[str, Launch]:
     return {
         "ring_of_down": ring_launch(cases.E4B[1]),
         "ring_of_gate_up": ring_launch(cases.E4B[0]),
-        "warpgroup_ring_of_down": warpgroup_ring_launch(cases.E4B[1], is_ahead=True),
+        "warpgroup_ring_of_down": warpgroup_ring_launch(cases.E4B[1]),
         "warpgroup_ring_of_gate_up": warpgroup_ring_launch(cases.E4B[0]),
         "warpgroup_ring_of_gated_input": warpgroup_ring_launch(cases.E4B[8]),
         "warpgroup_ring_of_16_rows": warpgroup_ring_launch(cases.E4B[6], 16),
         "warpgroup_ring_of_32_rows": warpgroup_ring_launch(cases.E4B[1], 32),
         "warpgroup_ring_of_64_rows": warpgroup_ring_launch(cases.E4B[3], 64),
         "warpgroup_ring_of_64_rows_of_gate_up": warpgroup_ring_launch(cases.E4B[0], 64),
-        "warpgroup_ring_of_80_outputs": warpgroup_ring_launch(cases.MEDIUM[3]),
+        "warpgroup_ring_of_80_outputs": warpgroup_ring_launch(cases.MEDIUM[3], is_ahead=True),
         "warpgroup_ring_of_two_programs": warpgroup_ring_launch(cases.NANO[0]),
         "warpgroup_ring_of_64_rows_of_two_programs": warpgroup_ring_launch(cases.NANO[0], 64),
         "expert_ring_of_gate_up": expert_ring_launch(WarpgroupRing(96, 256, 4), is_first=True),
@@ -129,7 +131,7 @@ def launches() -> dict[str, Launch]:
         "normed_ring_of_gate_up": normed_ring_launch(cases.E4B[0]),
         "normed_ring_of_gated_input": normed_ring_launch(cases.E4B[8]),
         "normed_ring_of_80_outputs": normed_ring_launch(cases.MEDIUM[3]),
-        "normed_ring_of_narrow_qkv": normed_ring_launch(cases.SMALL[4]),
+        "normed_ring_of_narrow_qkv": normed_ring_launch(cases.SMALL[4], is_ahead=True),
         "experts_gate_up": experts_launch(is_first=True),
         "experts_down": experts_launch(is_first=False),
         "count_pairs": sorting_launch(65_536, counts=True),

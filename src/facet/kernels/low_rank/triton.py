@@ -16,11 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.low_rank.matrices import LowRankMatrices
 
 SLICE = 512
 BLOCK_ROWS = 16
-BLOCK_OUT = 128
+# Values of `up` that a program has at once: outputs of the largest tile times the rank that still leaves them.
+_MOST_VALUES = 128 * 128
 MOST_PARTS = 3
 # So many rows fill a card with programs that have all slices each.
 _FEW_ROWS = 64
@@ -40,7 +42,7 @@ def add_low_rank(product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankM
     narrow = torch.empty(num_programs, len(parts), num_rows, rank, dtype=torch.float32, device=x.device)
     num_tiles = triton.cdiv(num_rows, BLOCK_ROWS)
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
-    _narrow_kernel[(num_tiles, num_programs, len(parts))](
+    _narrow_rows_kernel[(num_tiles, num_programs, len(parts))](
         x,
         down,
         numbers,
@@ -59,10 +61,12 @@ def add_low_rank(product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankM
         SLICE=SLICE,
         PRECISION=precision,
         num_warps=4,
+        **launch_options(x.device),
     )
+    block_out = min(128, _MOST_VALUES // rank)
     edges = [edge for _, start, end in parts for edge in (start, end)] + [0, 0] * (MOST_PARTS - len(parts))
-    num_out_tiles = sum(triton.cdiv(end - start, BLOCK_OUT) for _, start, end in parts)
-    _widen_kernel[(num_tiles, num_out_tiles)](
+    num_out_tiles = sum(triton.cdiv(end - start, block_out) for _, start, end in parts)
+    _widen_rows_kernel[(num_tiles, num_out_tiles)](
         product,
         narrow,
         up,
@@ -77,9 +81,10 @@ def add_low_rank(product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankM
         *edges,
         RANK=rank,
         BLOCK_ROWS=BLOCK_ROWS,
-        BLOCK_OUT=BLOCK_OUT,
+        BLOCK_OUT=block_out,
         PRECISION=precision,
         num_warps=4,
+        **launch_options(x.device),
     )
 
 
@@ -89,7 +94,7 @@ def _any(chosen):
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_adapters", "num_parts", "first_part", "num_launched", "num_slices"])
-def _narrow_kernel(
+def _narrow_rows_kernel(
     x,
     down,
     numbers,
@@ -107,7 +112,9 @@ def _narrow_kernel(
     BLOCK_IN: tl.constexpr,
     SLICE: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    start_after_previous(IS_DEPENDENT)
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     ranks = tl.arange(0, RANK)
     program, part = tl.program_id(1), tl.program_id(2)
@@ -154,7 +161,7 @@ def _narrow_kernel(
         "end_2",
     ]
 )
-def _widen_kernel(
+def _widen_rows_kernel(
     product,
     narrow,
     up,
@@ -176,7 +183,9 @@ def _widen_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    start_after_previous(IS_DEPENDENT)
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     ranks = tl.arange(0, RANK)
     own = tl.load(numbers + rows, mask=rows < num_rows, other=0)
