@@ -41,13 +41,14 @@ from tests.published_configs import text_only
 NUM_KERNELS, NUM_WAITS = 16, 4
 
 
-def submit(engine: Engine, name: str, num_tokens: int, num_output: int, seed: int) -> None:
+def submit(engine: Engine, name: str, num_tokens: int, num_output: int, seed: int, adapter: str | None = None) -> None:
     token_ids = np.random.default_rng(seed).integers(3, 260_000, num_tokens)
     engine.submit(
         Request(
             request_id=name,
             prompt_token_ids=tuple(token_ids.tolist()),
             eos_token_ids=(),
+            adapter=adapter,
             sampling=SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True),
         )
     )

@@ -27,7 +27,9 @@ class TinyAdapter:
         changed = copy.deepcopy(oracle)
         with torch.no_grad():
             for name, (down, up) in self.pairs.items():
-                changed.get_submodule(name).weight += up @ down
+                module = changed.get_submodule(name)
+                assert isinstance(module, nn.Linear)
+                module.weight += up @ down
         return changed
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from facet.engine.ranks import LeadingRunner, follow
 from facet.errors import CapacityError, CheckpointError, ConfigError, RequestError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
 from facet.layers.rank_group import RankGroup
+from facet.model.adapters import room_bytes
 from facet.model.loader import LoadedModel, load_model
 from facet.request import Request
 from facet.sampling_params import SamplingParams
@@ -33,8 +34,8 @@ SERVED = "gemma4_e2b_small"
 
 
 def load(folder: Path, *, arithmetic: Arithmetic = USUAL, **settings: object) -> LoadedModel:
-    config = ModelConfig(model=str(folder), device="cpu", language_model_only=True, max_model_len=512, **settings)  # type: ignore[arg-type]
-    return load_model(config, arithmetic=arithmetic)
+    given = {"device": "cpu", "language_model_only": True, "max_model_len": 512, **settings}
+    return load_model(ModelConfig(model=str(folder), **given), arithmetic=arithmetic)  # type: ignore[arg-type]
 
 
 def engine_with(tiny: TinyModel, *adapters: TinyAdapter, **settings: object) -> Engine:
@@ -47,6 +48,11 @@ def engine_with(tiny: TinyModel, *adapters: TinyAdapter, **settings: object) -> 
 def ask(request_id: str, token_ids: list[int], adapter: str | None = None, *, max_tokens: int = 6) -> Request:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=1, logprobs=1)
     return Request(request_id=request_id, prompt_token_ids=tuple(token_ids), sampling=sampling, adapter=adapter)
+
+
+def with_adapters(requests: Sequence[Request]) -> list[Request]:
+    """In turn without one, with a and with b."""
+    return [replace(request, adapter=(None, "a", "b")[index % 3]) for index, request in enumerate(requests)]
 
 
 def prompt_logprobs(answer: Answer) -> torch.Tensor:
@@ -88,10 +94,7 @@ def test_any_company_changes_nothing(
     tiny = tiny_model(SERVED)
     modules = tuple(f"{name}={adapter.folder}" for name, adapter in zip("ab", two_adapters, strict=True))
     loaded = load(tiny.folder, arithmetic=arithmetic, lora_modules=modules)
-    requests = [
-        replace(request, adapter=(None, "a", "b")[index % 3])
-        for index, request in enumerate(mixed_requests(tiny.window, 490, count=18, seed=5))
-    ]
+    requests = with_adapters(mixed_requests(tiny.window, 490, count=18, seed=5))
     together = run(
         make_engine(loaded.model, bank=loaded.adapters, num_blocks=60, max_num_seqs=9, max_num_batched_tokens=24),
         requests,
@@ -190,6 +193,12 @@ def test_loaded_and_unloaded_while_requests_run(
     engine.unload_adapter("a")
     with pytest.raises(RequestError, match="no adapter 'a'"):
         engine.unload_adapter("a")
+
+
+def test_room_is_planned_as_it_is_taken(tiny_model: TinyModels) -> None:
+    loaded = load(tiny_model(SERVED).folder, enable_lora=True, max_loras=3, max_lora_rank=40)
+    assert loaded.adapters is not None
+    assert room_bytes(loaded.adapters.room, loaded.spec, 4) == loaded.adapters.num_bytes > 0
 
 
 def test_an_adapter_that_was_never_trained_says_so(tiny_model: TinyModels, tmp_path: Path) -> None:

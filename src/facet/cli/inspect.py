@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
     spec, folder = read_spec(config, config_only=not options.load)
     # Imported here: not every command must wait for torch, and not every mistake.
     with large_imports():
+        from facet.model.adapters import plan_room
         from facet.model.batch_invariance import arithmetic_of, with_batch_invariance
         from facet.model.inspection import inspect_checkpoint
         from facet.model.loader import load_model
@@ -61,6 +62,9 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"{found.scheme}, but no matrix is quantized.")
     for note in found.notes:
         console.print(note)
+    room = plan_room(config, spec)
+    for file in () if room is None else room.files:
+        console.print(f"The adapter {file.source.name} fits: {file.line}.")
     if options.load:
         start = time.perf_counter()
         arithmetic = arithmetic_of(with_batch_invariance(config, resolve_device(config.device)))

@@ -34,6 +34,8 @@ def memory_table(plan: "MemoryPlan") -> Table:
         table.add_row("towers", _gib(plan.towers), "counted: weights that read pictures and sound")
     if plan.drafter:
         table.add_row("drafter", _gib(plan.drafter), "counted: weights of the model that drafts")
+    if plan.adapters:
+        table.add_row("adapters", _gib(plan.adapters), "counted: room for as many as may be loaded")
     table.add_row("rotary tables", _gib(plan.tables), f"counted: {plan.capacity.max_model_len:,} positions")
     memory = plan.gpu_memory
     if memory is None:
@@ -148,6 +150,7 @@ def as_json(plan: "MemoryPlan") -> dict[str, Any]:
             "host_bytes": plan.weights.on_host,
             "tower_bytes": plan.towers,
             "drafter_bytes": plan.drafter,
+            "adapter_bytes": plan.adapters,
             "rotary_table_bytes": plan.tables,
             "format": None if plan.weights.main_format is None else plan.weights.main_format.codes,
             "group_size": None if plan.weights.main_format is None else plan.weights.main_format.scales.group,

@@ -101,10 +101,7 @@ class Adapters:
 
 def receipt(file: AdapterFile, shift: float) -> str:
     """What an adapter changes, for people: proof that it is applied."""
-    num_layers = len({pair.target.name.split(".")[1] for pair in file.pairs if pair.target.name.startswith("layers.")})
-    unused = f"; {file.num_unused} tensors are beside matrices that the model does not use" * bool(file.num_unused)
-    effect = f"logits of a probe change by {shift:.2g} of their size" if shift > 0 else UNTRAINED
-    return f"rank {file.rank} beside {', '.join(file.endings)}, {num_layers} layers{unused}; {effect}"
+    return f"{file.line}; {f'logits of a probe change by {shift:.2g} of their size' if shift > 0 else UNTRAINED}"
 
 
 def unknown_adapter(name: str, known: Collection[str]) -> RequestError:

@@ -21,6 +21,7 @@ from facet.errors import CapacityError, ConfigError
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import make_kv_layout
 from facet.media_span import MediaKind
+from facet.model.adapters import plan_room, room_bytes
 from facet.model.batch_invariance import is_batch_invariant
 from facet.model.checkpoint import formats_of, match_tensors
 from facet.model.config_fields import read_config_file
@@ -70,6 +71,7 @@ class MemoryPlan:
     weights: WeightBytes
     towers: int  # bytes of the weights that turn media into rows
     drafter: int  # bytes of the weights of a model that drafts
+    adapters: int  # bytes of the room for adapters
     tables: int  # bytes of the angles of every position
     gpu_memory: GpuMemory | None  # None: the cache was given its size
     gpu_memory_utilization: float
@@ -123,6 +125,9 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     )
     drafter_weights = drafter_bytes(config, spec, value_bytes)
 
+    room = plan_room(config, spec)
+    adapter_room = 0 if room is None else room_bytes(room, shard, value_bytes)
+
     def shape_of(asked: str) -> StepShape:
         dtypes = choose_kv_dtypes(
             spec, asked=asked, skip_layers=config.kv_cache_dtype_skip_layers, model_dtype=model_dtype
@@ -151,7 +156,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
             shape,
             total=total,
             usable=usable_bytes(config, total),
-            weights=weights.total + tower_weights + drafter_weights + tables,
+            weights=weights.total + tower_weights + drafter_weights + adapter_room + tables,
             activations=estimate_activations(spec, shape, widens=widens),
             others=estimate_others(total),
         )
@@ -188,6 +193,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         weights=weights,
         towers=tower_weights,
         drafter=drafter_weights,
+        adapters=adapter_room,
         tables=tables,
         gpu_memory=gpu_memory_of(shape_of(asked)),
         gpu_memory_utilization=config.gpu_memory_utilization,

@@ -60,6 +60,14 @@ class AdapterFile:
         """The last parts of the names of the matrices it changes, in the order of a layer."""
         return tuple(dict.fromkeys(pair.ending for pair in self.pairs))
 
+    @property
+    def line(self) -> str:
+        """What it changes, for people."""
+        names = (pair.target.name.split(".") for pair in self.pairs)
+        num_layers = len({name[1] for name in names if name[0] == "layers"})
+        unused = f"; {self.num_unused} tensors are beside matrices that the model does not use" * bool(self.num_unused)
+        return f"rank {self.rank} beside {', '.join(self.endings)} in {num_layers} layers{unused}"
+
 
 def find_adapter(source: AdapterSource, access: HubAccess) -> Path:
     """The folder of an adapter, downloaded first if its path is a name on the hub."""

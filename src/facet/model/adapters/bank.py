@@ -6,7 +6,6 @@ loaded adapter is there, so that no request waits for one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from facet.adapter import PlacedAdapter, read_adapter_sources
 from facet.config import ModelConfig
 from facet.errors import CapacityError, CheckpointError, ConfigError
+from facet.kernels.low_rank.matrices import padded_rank
 from facet.layers.adapted_weight import AdaptedWeight
 from facet.layers.linear import Linear
 from facet.model.adapters.adapter_file import (
@@ -103,6 +103,16 @@ def _refuse_settings(config: ModelConfig) -> None:
             )
 
 
+def room_bytes(room: AdapterRoom, share: ModelSpec, value_bytes: int) -> int:
+    """The bytes of the matrices of all adapters, beside what a rank holds of a model."""
+    rank = padded_rank(room.rank)
+    num_values = sum(
+        rank * (len(parts) * parts[0].shape[1] + sum(target.shape[0] for target in parts))
+        for parts in _places(share, room).values()
+    )
+    return room.num_adapters * num_values * value_bytes
+
+
 class AdapterBank:
     """Puts adapters beside the weights of a model, each under a number from 1 on."""
 
@@ -162,12 +172,8 @@ class AdapterBank:
 def _make_room(model: Gemma, room: AdapterRoom) -> dict[str, AdaptedWeight]:
     """By the places of `Linear`s."""
     placement = model.placement
-    targets = sorted(adaptable_targets(model.share).values(), key=_place)
     weights = {}
-    for place, parts in groupby(targets, key=_place):
-        in_order = sorted(parts, key=lambda target: target.part or 0)
-        if not any(ending_of(target) in room.endings for target in in_order):
-            continue
+    for place, parts in _places(model.share, room).items():
         linear = model.get_submodule(place)
         assert isinstance(linear, Linear), "matrices are kept by products"
         linear.weight = weights[place] = AdaptedWeight(
@@ -176,16 +182,24 @@ def _make_room(model: Gemma, room: AdapterRoom) -> dict[str, AdaptedWeight]:
             placement.arithmetic,
             num_adapters=room.num_adapters,
             rank=room.rank,
-            num_inputs=in_order[0].shape[1],
-            parts=[target.shape[0] for target in in_order],
+            num_inputs=parts[0].shape[1],
+            parts=[target.shape[0] for target in parts],
             dtype=placement.dtype,
             device=placement.device,
         )
     return weights
 
 
-def _place(target: TensorTarget) -> str:
-    return target.place
+def _places(share: ModelSpec, room: AdapterRoom) -> dict[str, list[TensorTarget]]:
+    """The `Linear`s beside which there is room, by their places, each with the matrices that are packed into it."""
+    places: dict[str, list[TensorTarget]] = {}
+    for target in adaptable_targets(share).values():
+        places.setdefault(target.place, []).append(target)
+    return {
+        place: sorted(parts, key=lambda target: target.part or 0)
+        for place, parts in places.items()
+        if any(ending_of(target) in room.endings for target in parts)
+    }
 
 
 def _read(files: WeightFiles, tensor: StoredTensor) -> Tensor:

@@ -1,0 +1,83 @@
+"""Adapters on a GPU: the kernels against the definition, and answers that do not depend on company."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from facet.kernels.arithmetic import BATCH_INVARIANT
+from facet.kernels.low_rank import LowRankMatrices, add_low_rank, cases, reference
+from tests.engine.harness import make_engine
+from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
+from tests.engine.test_adapters import load, with_adapters
+from tests.tiny_adapters import adaptable_modules, write_adapter
+from tests.tiny_models import TinyModel
+
+SHAPES = (*cases.CASES, cases.E4B_GATE_UP, cases.E4B_DOWN, cases.E4B_QKV)
+
+
+def inputs(case: cases.Case, num_rows: int) -> tuple[Tensor, Tensor, Tensor, LowRankMatrices]:
+    matrices = case.matrices(torch.bfloat16, "cuda")
+    x, product = case.rows(num_rows, torch.bfloat16, "cuda")
+    numbers = torch.arange(num_rows, dtype=torch.int32, device="cuda") // 5 % (case.num_adapters + 1)
+    return product, x, numbers, matrices
+
+
+@pytest.mark.parametrize("num_rows", [1, 6, 64, 100, 2048])
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_kernels_do_what_the_definition_says(case: cases.Case, num_rows: int) -> None:
+    product, x, numbers, matrices = inputs(case, num_rows)
+    expected = product.clone()
+    reference.add_low_rank(expected, x, numbers, matrices, functional.linear)
+    add_low_rank(product, x, numbers, matrices, functional.linear)
+    cases.HALF.check(product, expected)
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_number_of_rows_changes_no_bit(case: cases.Case) -> None:
+    product, x, numbers, matrices = inputs(case, 300)
+    before = product.clone()
+    add_low_rank(product, x, numbers, matrices, functional.linear)
+    for first, count in ((7, 1), (5, 20), (60, 64), (40, 100)):
+        rows = slice(first, first + count)
+        some = before[rows].clone()
+        add_low_rank(some, x[rows], numbers[rows], matrices, functional.linear)
+        assert torch.equal(some, product[rows])
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
+@pytest.mark.parametrize("name", ["gemma4_e4b_small", "gemma4_31b_small", "gemma3n_small"])
+def test_company_changes_no_bit(
+    name: str, quantization: str | None, tiny_model: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    """Requests of two adapters and of none, in captured steps and others."""
+    tiny = tiny_model(name)
+    write_adapter(tmp_path / "a", adaptable_modules(tiny), seed=1)
+    write_adapter(tmp_path / "b", adaptable_modules(tiny, "q_proj", "v_proj"), seed=2, rank=20)
+    loaded = load(
+        tiny.folder,
+        arithmetic=BATCH_INVARIANT,
+        device="cuda",
+        dtype="bfloat16",
+        quantization=quantization,
+        lora_modules=tuple(f"{each}={tmp_path / each}" for each in "ab"),
+    )
+    requests = with_adapters(draw_requests(tiny.window, loaded.spec.vocab_size, seed=len(name)))
+    bank = loaded.adapters
+    solo = make_engine(
+        loaded.model, bank=bank, enable_prefix_caching=False, overlapped=False, fast_prefill=False, kv_dtype="bfloat16"
+    )
+    assert solo.adapters[0].line.endswith("of their size")
+    expected = answers_alone(solo, requests)
+    engine = make_engine(
+        loaded.model,
+        bank=bank,
+        max_num_batched_tokens=16,
+        graph_sizes=(1, 2, 4, 8),
+        piece_sizes=(16, 48),
+        kv_dtype="bfloat16",
+    )
+    check_batches(engine, Company(16, num_batches=6), requests, expected, seed=name)
