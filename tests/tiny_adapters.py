@@ -13,9 +13,6 @@ from torch import Tensor, nn
 
 from tests.tiny_models import TinyModel
 
-# Matrices beside which there can be no adapter.
-NOT_ADAPTED = ("lm_head", "altup_projections", "altup_unembed_projections")
-
 
 @dataclass(frozen=True)
 class TinyAdapter:
@@ -39,9 +36,7 @@ def adaptable_modules(tiny: TinyModel, *endings: str) -> dict[str, tuple[int, in
     return {
         name: (module.out_features, module.in_features)
         for name, module in tiny.oracle.named_modules()
-        if isinstance(module, nn.Linear)
-        and not any(part in NOT_ADAPTED for part in name.split("."))
-        and (not endings or name.rpartition(".")[2] in endings)
+        if isinstance(module, nn.Linear) and name != "lm_head" and (not endings or name.rpartition(".")[2] in endings)
     }
 
 

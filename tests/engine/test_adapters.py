@@ -22,8 +22,10 @@ from facet.layers.rank_group import RankGroup
 from facet.model.adapters import room_bytes
 from facet.model.loader import LoadedModel, load_model
 from facet.request import Request
+from facet.runner.batch import make_batch_of
 from facet.sampling_params import SamplingParams
 from tests.engine.harness import Answer, make_engine, mixed_requests, run
+from tests.model.paged_model import PagedSequence
 from tests.quick_starts import quick_starts
 from tests.ranks import on_ranks
 from tests.tiny_adapters import TinyAdapter, adaptable_modules, write_adapter
@@ -84,6 +86,23 @@ def test_an_adapter_changes_what_merging_it_would(name: str, tiny_model: TinyMod
         torch.testing.assert_close(ours, expected[:-1].gather(1, ids[:, None])[:, 0], atol=2e-3, rtol=0)
     difference = (prompt_logprobs(answers["with"]) - prompt_logprobs(answers["without"])).abs().max()
     assert difference > 0.5, "the adapter is large enough to be seen"
+
+
+def test_rows_keep_their_adapters_where_others_stop(tiny_model: TinyModels, tmp_path: Path) -> None:
+    """Behind the last layer, streams are merged by matrices that have adapters, too: of the rows that are left."""
+    tiny = tiny_model("gemma3n")
+    write_adapter(tmp_path, adaptable_modules(tiny))
+    model = load(tiny.folder, lora_modules=(f"a={tmp_path}",)).model
+    prompt, hidden = tiny.prompt(9), []
+    for skip_upper in (False, True):
+        sequence = PagedSequence(model, len(prompt))
+        batch = make_batch_of([sequence.rows(prompt, 2)], torch.device("cpu"), skip_upper=skip_upper)
+        adapters = torch.ones(1, dtype=torch.int32)
+        upper_rows = None if batch.upper_rows is None else replace(batch.upper_rows, seat_adapters=adapters)
+        batch = replace(batch, rows=replace(batch.rows, seat_adapters=adapters), upper_rows=upper_rows)
+        with torch.inference_mode():
+            hidden.append(model(batch, sequence.arena))
+    torch.testing.assert_close(*hidden, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("arithmetic", [USUAL, BATCH_INVARIANT], ids=["usual", "invariant"])

@@ -25,6 +25,11 @@ class RowAdapters:
         """The rows of the pass that begins. Without adapters of seats, no row has one."""
         self._numbers = None if rows.seat_adapters is None else rows.seat_adapters[rows.seats]
 
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        if self._numbers is not None:
+            self._numbers = self._numbers[rows]
+
     @property
     def numbers(self) -> Tensor | None:
         """[rows] int32, 0: none."""

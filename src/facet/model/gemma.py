@@ -73,6 +73,8 @@ class Gemma(nn.Module):
         if len(wanted) == 0:
             return stream.new_empty(0, self.spec.hidden_size)
         token_ids = batch.token_ids[wanted]
+        if upper_rows is None:
+            self.row_adapters.keep(wanted)
         return self.upper(stream[..., wanted, :], token_ids, upper_rows, arena, num_lower, soft=batch.upper_soft)
 
     def lower(

@@ -1,7 +1,7 @@
 """Low-rank additions in Triton. Same meaning as `reference.py`.
 
 Two launches: rows become narrow (x through `down`), then wide again, onto the product. A tile of rows goes through the
-matrices of every adapter that one of its rows has; of the result each row keeps what is its own.
+matrices of each adapter that one of its rows has; of the results each row keeps what is its own.
 
 Sums over inputs are cut into slices of `SLICE`, each summed by itself and then added in order, whether one program has
 all of them or each has a program of its own: so a row's bits depend neither on the other rows nor on their number. Not
@@ -24,6 +24,7 @@ BLOCK_ROWS = 16
 # Values of `up` that a program has at once: outputs of the largest tile times the rank that still leaves them.
 _MOST_VALUES = 128 * 128
 MOST_PARTS = 3
+NOBODY = tl.constexpr(2**31 - 1)  # behind the last number
 # So many rows fill a card with programs that have all slices each.
 _FEW_ROWS = 64
 
@@ -49,7 +50,6 @@ def add_low_rank(product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankM
         narrow,
         num_rows,
         num_inputs,
-        down.shape[0],
         down.shape[1],
         parts[0][0],
         len(parts),
@@ -72,7 +72,6 @@ def add_low_rank(product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankM
         up,
         numbers,
         num_rows,
-        down.shape[0],
         up.shape[1],
         num_programs,
         len(parts),
@@ -89,11 +88,12 @@ def add_low_rank(product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankM
 
 
 @triton.jit
-def _any(chosen):
-    return tl.max(chosen.to(tl.int32), 0) > 0
+def _next_number(own, number):
+    """The least number above this one that a row of the tile has."""
+    return tl.min(tl.where(own > number, own, NOBODY), 0)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_adapters", "num_parts", "first_part", "num_launched", "num_slices"])
+@triton.jit(do_not_specialize=["num_rows", "num_parts", "first_part", "num_launched", "num_slices"])
 def _narrow_rows_kernel(
     x,
     down,
@@ -101,7 +101,6 @@ def _narrow_rows_kernel(
     narrow,
     num_rows,
     num_inputs,
-    num_adapters,
     num_parts,
     first_part,
     num_launched,
@@ -119,29 +118,30 @@ def _narrow_rows_kernel(
     ranks = tl.arange(0, RANK)
     program, part = tl.program_id(1), tl.program_id(2)
     own = tl.load(numbers + rows, mask=rows < num_rows, other=0)
-    if _any(own > 0):
+    if _next_number(own, 0) != NOBODY:
         x_rows = x + rows.to(tl.int64)[:, None] * x_stride
         found = tl.zeros((BLOCK_ROWS, RANK), tl.float32)
-        for number in range(1, num_adapters + 1):
+        number = _next_number(own, 0)
+        while number != NOBODY:
             chosen = own == number
-            if _any(chosen):
-                matrix = ((number - 1) * num_parts + first_part + part).to(tl.int64) * RANK * num_inputs
-                total = tl.zeros((BLOCK_ROWS, RANK), tl.float32)
-                for one in range(0, num_slices):
-                    first = (program * num_slices + one) * SLICE
-                    sums = tl.zeros((BLOCK_ROWS, RANK), tl.float32)
-                    for offset in range(0, SLICE, BLOCK_IN):
-                        columns = first + offset + tl.arange(0, BLOCK_IN)
-                        is_there = columns < num_inputs
-                        values = tl.load(x_rows + columns[None, :], mask=chosen[:, None] & is_there[None, :], other=0.0)
-                        weights = tl.load(
-                            down + matrix + ranks[:, None] * num_inputs + columns[None, :],
-                            mask=is_there[None, :],
-                            other=0.0,
-                        )
-                        sums = tl.dot(values, tl.trans(weights), sums, input_precision=PRECISION)
-                    total += sums
-                found = tl.where(chosen[:, None], total, found)
+            matrix = ((number - 1) * num_parts + first_part + part).to(tl.int64) * RANK * num_inputs
+            total = tl.zeros((BLOCK_ROWS, RANK), tl.float32)
+            for one in range(0, num_slices):
+                first = (program * num_slices + one) * SLICE
+                sums = tl.zeros((BLOCK_ROWS, RANK), tl.float32)
+                for offset in range(0, SLICE, BLOCK_IN):
+                    columns = first + offset + tl.arange(0, BLOCK_IN)
+                    is_there = columns < num_inputs
+                    values = tl.load(x_rows + columns[None, :], mask=chosen[:, None] & is_there[None, :], other=0.0)
+                    weights = tl.load(
+                        down + matrix + ranks[:, None] * num_inputs + columns[None, :],
+                        mask=is_there[None, :],
+                        other=0.0,
+                    )
+                    sums = tl.dot(values, tl.trans(weights), sums, input_precision=PRECISION)
+                total += sums
+            found = tl.where(chosen[:, None], total, found)
+            number = _next_number(own, number)
         start = (program * num_launched + part).to(tl.int64) * num_rows
         tl.store(narrow + (start + rows)[:, None] * RANK + ranks[None, :], found, mask=(rows < num_rows)[:, None])
 
@@ -149,7 +149,6 @@ def _narrow_rows_kernel(
 @triton.jit(
     do_not_specialize=[
         "num_rows",
-        "num_adapters",
         "num_programs",
         "num_launched",
         "first",
@@ -167,7 +166,6 @@ def _widen_rows_kernel(
     up,
     numbers,
     num_rows,
-    num_adapters,
     num_outputs,
     num_programs,  # that share the sums of a row
     num_launched,
@@ -189,7 +187,7 @@ def _widen_rows_kernel(
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     ranks = tl.arange(0, RANK)
     own = tl.load(numbers + rows, mask=rows < num_rows, other=0)
-    if _any(own > 0):
+    if _next_number(own, 0) != NOBODY:
         tile = tl.program_id(1)
         tiles_0, tiles_1 = tl.cdiv(end_0 - start_0, BLOCK_OUT), tl.cdiv(end_1 - start_1, BLOCK_OUT)
         is_past_0, is_past_1 = tile >= tiles_0, tile >= tiles_0 + tiles_1
@@ -206,13 +204,14 @@ def _widen_rows_kernel(
         outputs = start + tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
         is_output = outputs < end
         added = tl.zeros((BLOCK_ROWS, BLOCK_OUT), tl.float32)
-        for number in range(1, num_adapters + 1):
+        number = _next_number(own, 0)
+        while number != NOBODY:
             chosen = own == number
-            if _any(chosen):
-                lines = ((number - 1) * num_outputs + outputs).to(tl.int64)
-                weights = tl.load(up + lines[:, None] * RANK + ranks[None, :], mask=is_output[:, None], other=0.0)
-                found = tl.dot(values, tl.trans(weights), input_precision=PRECISION)
-                added = tl.where(chosen[:, None], found, added)
+            lines = ((number - 1) * num_outputs + outputs).to(tl.int64)
+            weights = tl.load(up + lines[:, None] * RANK + ranks[None, :], mask=is_output[:, None], other=0.0)
+            found = tl.dot(values, tl.trans(weights), input_precision=PRECISION)
+            added = tl.where(chosen[:, None], found, added)
+            number = _next_number(own, number)
         places = product + rows.to(tl.int64)[:, None] * product_stride + (outputs - first)[None, :]
         kept = (own > 0)[:, None] & is_output[None, :]
         before = tl.load(places, mask=kept, other=0.0)

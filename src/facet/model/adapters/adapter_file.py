@@ -20,8 +20,8 @@ from facet.model_spec import ModelSpec
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.default)?\.weight")
-# Of rows looked up, or of what is computed before rows are told apart.
-_NOT_ADAPTED = ("embedding", "head", PER_LAYER_TABLE, "streams.")
+# Whose rows are looked up, or multiplied with rows that have left the pass.
+_NOT_ADAPTED = ("embedding", "head", PER_LAYER_TABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
