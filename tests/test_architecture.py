@@ -68,7 +68,7 @@ DOORS = {
     "facet.cli.doctor": {"facet.doctor.examine"},
     "facet.cli.inspect": {
         *("facet.model.batch_invariance", "facet.model.inspection", "facet.model.loader", "facet.model.resolving"),
-        "facet.model.weight_formats",
+        *("facet.model.adapters", "facet.model.weight_formats"),
         *("facet.layers.kv_arena", "facet.runner.batch", "torch"),  # --load
     },
     "facet.cli.plan": {"facet.engine.memory_plan", "facet.engine.plan_advice"},

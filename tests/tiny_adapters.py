@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from tests.tiny_models import TinyModel
 class TinyAdapter:
     folder: Path
     pairs: Mapping[str, tuple[Tensor, Tensor]]  # by the modules of the transformers model: down, and up scaled
+    expert_changes: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # by the parameters: what is added to all experts
 
     def merged(self, oracle: nn.Module) -> nn.Module:
         """A copy with weights that the adapter has been added to."""
@@ -27,6 +30,8 @@ class TinyAdapter:
                 module = changed.get_submodule(name)
                 assert isinstance(module, nn.Linear)
                 module.weight += up @ down
+            for name, change in self.expert_changes.items():
+                changed.get_parameter(name).add_(change)
         return changed
 
 
@@ -40,6 +45,15 @@ def adaptable_modules(tiny: TinyModel, *endings: str) -> dict[str, tuple[int, in
     }
 
 
+def expert_parameters(tiny: TinyModel) -> dict[str, tuple[int, int, int]]:
+    """The matrices of experts, with their shapes."""
+    return {
+        name: (len(parameter), parameter.shape[1], parameter.shape[2])
+        for name, parameter in tiny.oracle.named_parameters()
+        if parameter.dim() == 3 and ".experts." in name
+    }
+
+
 def write_adapter(
     folder: Path,
     modules: Mapping[str, tuple[int, int]],
@@ -50,11 +64,24 @@ def write_adapter(
     size: float = 0.3,
     prefix: str = "base_model.model.",
     more: Mapping[str, Tensor] | None = None,
+    experts: Mapping[str, tuple[int, int, int]] | None = None,
+    swaps_experts: bool = False,
     **config: Any,
 ) -> TinyAdapter:
-    """`size`: of what it adds, compared with a product of numbers of size one. `more`: tensors besides."""
+    """`size`: of what it adds, compared with a product of numbers of size one. `more`: tensors besides. `experts`: the
+    parameters of experts with their shapes; `swaps_experts`: as older versions of PEFT write those."""
     generator = torch.Generator().manual_seed(seed)
-    pairs, tensors = {}, dict(more or {})
+    pairs, tensors, expert_changes = {}, dict(more or {}), {}
+    for name, (num_experts, num_outputs, num_inputs) in (experts or {}).items():
+        module, _, parameter = name.rpartition(".")
+        wrapper = f"{prefix}{module}{'.base_layer' * (parameter == 'gate_up_proj')}"
+        ends = (num_outputs, num_inputs) if swaps_experts else (num_inputs, num_outputs)
+        down = torch.randn(num_experts * rank, ends[0], generator=generator) * num_inputs**-0.5
+        up = torch.randn(ends[1], rank * num_experts, generator=generator) * size * rank**-0.5 * (rank / alpha)
+        tensors[f"{wrapper}.lora_A.weight"], tensors[f"{wrapper}.lora_B.weight"] = down, up
+        # PEFT's own formula; in older files what is called an output is an input.
+        by_expert = (up.view(ends[1], rank, num_experts) * (alpha / rank), down.view(num_experts, rank, ends[0]))
+        expert_changes[name] = torch.einsum(f"ore,eri->{'eio' if swaps_experts else 'eoi'}", *by_expert)
     for name, (num_outputs, num_inputs) in modules.items():
         down = torch.randn(rank, num_inputs, generator=generator) * num_inputs**-0.5
         up = torch.randn(num_outputs, rank, generator=generator) * size * rank**-0.5 * (rank / alpha)
@@ -64,4 +91,4 @@ def write_adapter(
     save_file(tensors, folder / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", **config}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
-    return TinyAdapter(folder, pairs)
+    return TinyAdapter(folder, pairs, expert_changes)

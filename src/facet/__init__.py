@@ -25,7 +25,16 @@ from facet.structured_outputs import StructuredOutputsParams
 from facet.version import __version__
 
 if TYPE_CHECKING:
-    from facet.offline import LLM, CompletionOutput, Logprob, Reply, RequestOutput, TextPrompt, TokensPrompt
+    from facet.offline import (
+        LLM,
+        CompletionOutput,
+        Logprob,
+        LoRARequest,
+        Reply,
+        RequestOutput,
+        TextPrompt,
+        TokensPrompt,
+    )
 
 __all__ = [
     "LLM",
@@ -36,6 +45,7 @@ __all__ = [
     "EngineDeadError",
     "EngineError",
     "FacetError",
+    "LoRARequest",
     "Logprob",
     "NonFiniteLogitsError",
     "RepetitionDetectionParams",
@@ -52,7 +62,9 @@ __all__ = [
     "__version__",
 ]
 
-_OFFLINE = {"LLM", "CompletionOutput", "Logprob", "Reply", "RequestOutput", "TextPrompt", "TokensPrompt"}
+_OFFLINE = {
+    *("LLM", "CompletionOutput", "LoRARequest", "Logprob", "Reply", "RequestOutput", "TextPrompt", "TokensPrompt")
+}
 
 
 def __getattr__(name: str) -> Any:

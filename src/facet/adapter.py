@@ -8,7 +8,7 @@ import msgspec
 
 from facet.errors import ConfigError
 
-_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,256}")
+_NAME = re.compile(r"\S{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,10 @@ def read_adapter_sources(given: Sequence[str]) -> tuple[AdapterSource, ...]:
 
 def check_adapter_name(name: str) -> None:
     """Raises `ConfigError` for a name that no request could give, or that would break lines of a log."""
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or not name.isprintable():
         raise ConfigError(
-            f"An adapter cannot be called {name[:300]!r}: its name needs 1 to 256 characters, none of them blank."
+            f"An adapter cannot be called {name[:300]!r}: its name needs 1 to 256 characters that can be printed, "
+            "none of them blank."
         )
 
 

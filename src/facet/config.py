@@ -107,15 +107,15 @@ class ModelConfig:
     max_loras: int | None = setting(
         None,
         "maximum number of adapters that are loaded at once, all of them in the GPU's memory; requests of any mix of "
-        "them run together; default: those of --lora-modules, or 8 without any",
+        "them run together; default: those of --lora-modules, and with --enable-lora 8 more",
     )
     max_lora_rank: int | None = setting(
-        None, "largest rank of an adapter; default: that of --lora-modules, or 16 without any"
+        None, "largest rank of an adapter; default: that of --lora-modules, with --enable-lora at least 16"
     )
     lora_target_modules: tuple[str, ...] = setting(
         (),
-        "matrices that adapters may change, by the last part of their names such as q_proj; default: those that "
-        "--lora-modules change, or without any those of attention and MLPs",
+        "matrices that adapters may change, by the last part of their names such as q_proj, or experts; default: those "
+        "that --lora-modules change, and with --enable-lora all but experts",
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; auto: the first GPU, or the CPU if there is none")
     max_model_len: int | Literal["auto"] | None = setting(

@@ -67,6 +67,12 @@ def test_the_command_line_wins(
     [
         ("max-model-len: [4096]\nenforce-eager: [true]", {"max_model_len": 4096, "enforce_eager": True}),
         ("model: m\nspeculative-config.x: [a, b]", {"model": "m", "speculative_config": {"x": ["a", "b"]}}),
+        ("model: m\nlora-modules: [a=/x, b=/y]", {"model": "m", "lora_modules": ("a=/x", "b=/y")}),
+        (
+            "model: m\nlora-modules:\n  - name: a\n    path: /x\n  - b=/y",
+            {"model": "m", "lora_modules": ('{"name": "a", "path": "/x"}', "b=/y")},
+        ),
+        ("model: m\nlora-modules: a=/x", {"model": "m", "lora_modules": ("a=/x",)}),
     ],
 )
 def test_lists_that_are_one_value(

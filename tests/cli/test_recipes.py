@@ -144,6 +144,20 @@ RECIPES: list[tuple[str, dict[str, Any]]] = [
         {"speculative_config": {"model": "d"}},
     ),
     (
+        f"{E4B} --enable-lora --max-loras 4 --max-lora-rank 64 --lora-modules sql=/adapters/sql "
+        '\'{"name": "poet", "path": "owner/poet", "base_model_name": "google/gemma-4-E4B-it"}\' '
+        "--max-cpu-loras 8 --lora-dtype auto --fully-sharded-loras --no-enable-tower-connector-lora",
+        {
+            "enable_lora": True,
+            "max_loras": 4,
+            "max_lora_rank": 64,
+            "lora_modules": (
+                "sql=/adapters/sql",
+                '{"name": "poet", "path": "owner/poet", "base_model_name": "google/gemma-4-E4B-it"}',
+            ),
+        },
+    ),
+    (
         f"{E4B} --kv-cache-metrics --kv-cache-metrics-sample 0.1 --enable-mfu-metrics --no-cudagraph-metrics "
         "-ac.backend FLASH_ATTN --kernel-config '{}' --numa-bind --numa-bind-nodes 0 1 --ignore-patterns a b "
         "--safetensors-prefetch-num-threads 4 --safetensors-prefetch-block-size 16M --distributed-timeout-seconds 60 "
@@ -208,7 +222,7 @@ def test_what_has_no_effect_says_so_in_a_line(served: list[ServerConfig], caplog
         ("--no-enable-tokenizer-info-endpoint", "/tokenizer_info always answers"),
         ("--no-exclude-tools-when-tool-choice-none", "the prompt never has tool definitions"),
         ("--scheduling-policy lifo", "choose from"),
-        ("--enable-lora", "merge them into the weights"),
+        ("--default-mm-loras '{}'", "requests name their adapter as their model"),
         ("--cpu-offload-gb 10", "--quantization makes them smaller"),
         ("--kv-transfer-config '{}'", "keys and values stay in the engine"),
         ("--quantization bitsandbytes", "bitsandbytes"),

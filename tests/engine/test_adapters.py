@@ -28,7 +28,7 @@ from tests.engine.harness import Answer, make_engine, mixed_requests, run
 from tests.model.paged_model import PagedSequence
 from tests.quick_starts import quick_starts
 from tests.ranks import on_ranks
-from tests.tiny_adapters import TinyAdapter, adaptable_modules, write_adapter
+from tests.tiny_adapters import TinyAdapter, adaptable_modules, expert_parameters, write_adapter
 from tests.tiny_models import BASE_NAMES, TinyModel
 
 TinyModels = Callable[[str], TinyModel]
@@ -86,6 +86,47 @@ def test_an_adapter_changes_what_merging_it_would(name: str, tiny_model: TinyMod
         torch.testing.assert_close(ours, expected[:-1].gather(1, ids[:, None])[:, 0], atol=2e-3, rtol=0)
     difference = (prompt_logprobs(answers["with"]) - prompt_logprobs(answers["without"])).abs().max()
     assert difference > 0.5, "the adapter is large enough to be seen"
+
+
+@pytest.mark.parametrize("swaps_experts", [False, True])
+def test_experts(swaps_experts: bool, tiny_model: TinyModels, tmp_path: Path) -> None:
+    """PEFT's two matrices beside all experts of a layer, against transformers with the changes added to its own; in
+    company, in captured steps, and bit for bit."""
+    tiny = tiny_model("gemma4_26b_a4b_small")
+    experts = expert_parameters(tiny)
+    assert len(experts) == 2 * tiny.config["num_hidden_layers"]
+    modules = adaptable_modules(tiny, "q_proj")
+    adapter = write_adapter(tmp_path / "a", modules, experts=experts, swaps_experts=swaps_experts, size=0.6)
+    other = write_adapter(tmp_path / "b", {}, experts=experts, seed=3, rank=20)
+    assert not set(adapter.expert_changes) - set(experts)
+    loaded = load(
+        tiny.folder, arithmetic=BATCH_INVARIANT, lora_modules=tuple(f"{name}={tmp_path / name}" for name in "ab")
+    )
+    engine = make_engine(loaded.model, bank=loaded.adapters)
+    assert engine.adapters[0].line.startswith("rank 4 beside q_proj, experts in 4 layers; logits of a probe change by")
+    prompt = tiny.prompt(2 * tiny.window + 3)
+    asked = [ask("a", prompt, "a"), ask("b", prompt[:9], "b"), ask("none", prompt)]
+    answers = run(engine, asked)
+    merged = {"a": adapter.merged(tiny.oracle), "b": other.merged(tiny.oracle), "none": tiny.oracle}
+    for request in asked:
+        ids = list(request.prompt_token_ids)
+        expected = functional.log_softmax(tiny.oracle_logits(ids, merged[request.request_id]), dim=-1)
+        ours = prompt_logprobs(answers[request.request_id])
+        theirs = expected[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
+    assert (prompt_logprobs(answers["a"]) - prompt_logprobs(answers["none"])).abs().max() > 0.5
+    alone = make_engine(loaded.model, bank=loaded.adapters, enable_prefix_caching=False, graph_sizes=(1, 4))
+    for request in asked:
+        answer = run(alone, [request])[request.request_id]
+        assert answer.token_ids == answers[request.request_id].token_ids
+        assert answer.prompt_logprobs == answers[request.request_id].prompt_logprobs
+
+
+def test_quantized_experts_have_no_adapters(tiny_model: TinyModels, tmp_path: Path) -> None:
+    tiny = tiny_model("gemma4_26b_a4b_small")
+    write_adapter(tmp_path, {}, experts=expert_parameters(tiny))
+    with pytest.raises(ConfigError, match="need experts that are neither quantized nor divided"):
+        load(tiny.folder, lora_modules=(f"a={tmp_path}",), quantization="int8")
 
 
 def test_rows_keep_their_adapters_where_others_stop(tiny_model: TinyModels, tmp_path: Path) -> None:
@@ -191,7 +232,7 @@ def test_loaded_and_unloaded_while_requests_run(
     assert "logits of a probe change by 0." in info.line
     with pytest.raises(ConfigError, match="a is loaded already"):
         engine.load_adapter(AdapterSource("a", str(two_adapters[1].folder)))
-    with pytest.raises(CapacityError, match="room for 1 adapters, and all of it is taken"):
+    with pytest.raises(CapacityError, match="no room for the adapter b: there is room for 1, and all of it is taken"):
         engine.load_adapter(AdapterSource("b", str(two_adapters[1].folder)))
 
     running = ask("running", prompt, "a")

@@ -48,6 +48,8 @@ def read(folder: Path, spec: ModelSpec) -> AdapterFile:
         "base_model.model.language_model.model.",  # the same, before transformers 4.52
         "base_model.model.model.",  # on a text model
         "model.language_model.",
+        "base_model.model.language_model.",  # on a model without its head
+        "base_model.model.",
     ],
 )
 def test_wherever_the_decoder_was(
@@ -89,10 +91,10 @@ def test_keys_that_a_layer_reads_from_another_are_unused(tiny: TinyModel, spec: 
             {"base_model.model.model.embed_tokens.lora_embedding_A": (4, 512)},
             "embedding and the head are not supported",
         ),
-        ({"base_model.model.model.layers.0.experts.lora_A.weight": (4, 32)}, "Adapters of experts are not supported"),
+        ({"base_model.model.model.layers.0.experts.lora_A.weight": (4, 32)}, "1 unexpected: .*layers.0.experts"),
         (
             {"base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.linear.lora_A.weight": (4, 32)},
-            "towers for media are not supported",
+            "towers for media are not supported",  # without lora_B
         ),
         ({"something": (1,)}, "unexpected: something. Was it trained for another model"),
     ],
@@ -111,7 +113,23 @@ def test_an_adapter_of_another_model_names_shapes(
     modules: dict[str, tuple[int, int]], spec: ModelSpec, tmp_path: Path
 ) -> None:
     write_adapter(tmp_path, {name: (rows + 8, columns) for name, (rows, columns) in modules.items()})
-    with pytest.raises(CheckpointError, match=r"of other matrices: model.layers.0.self_attn.q_proj \(\[4, \d+\] and"):
+    with pytest.raises(CheckpointError, match=r"8 of other matrices: .*0.self_attn.q_proj \(\[4, \d+\] and"):
+        read(tmp_path, spec)
+
+
+def test_towers_that_were_not_trained_are_unused(
+    modules: dict[str, tuple[int, int]], spec: ModelSpec, tmp_path: Path
+) -> None:
+    """Training with text alone leaves `lora_B` beside them as it began: zeros."""
+    tower = "base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.linear"
+    pair = {f"{tower}.lora_A.weight": torch.ones(4, 8), f"{tower}.lora_B.weight": torch.zeros(8, 4)}
+    write_adapter(tmp_path, modules, more=pair)
+    file = read(tmp_path, spec)
+    assert (len(file.pairs), file.num_unused) == (len(modules), 2)
+    assert file.line.endswith("; 2 tensors are beside matrices that are not used")
+    pair[f"{tower}.lora_B.weight"][7, 3] = 1e-6
+    write_adapter(tmp_path, modules, more=pair)
+    with pytest.raises(CheckpointError, match=r"2 unexpected: .*vision_tower.*Adapters of the towers for media are not"):
         read(tmp_path, spec)
 
 
@@ -123,7 +141,7 @@ def test_an_adapter_of_another_model_names_shapes(
         ({"modules_to_save": ["lm_head"]}, "modules_to_save names lm_head"),
         ({"bias": "all"}, "it trained biases"),
         ({"init_lora_weights": "pissa_niter_4"}, "changed the base model's weights, too"),
-        ({"trainable_token_indices": [1]}, "trained rows of the embedding is not supported"),
+        ({"trainable_token_indices": [1]}, "trained rows of the embedding are not supported"),
         ({"r": 0}, "r is 0"),
         ({"r": 8}, r"\[4, \d+\] and \[\d+, 4\] instead of \[8, \d+\]"),
         ({"lora_alpha": "much"}, "lora_alpha is 'much', but must be a number"),
@@ -142,6 +160,10 @@ def test_what_would_be_computed_wrongly_is_refused(
 
 def test_files_that_are_not_there(tmp_path: Path, spec: ModelSpec) -> None:
     with pytest.raises(CheckpointError, match=r"has no adapter_config.json. An adapter is a folder as PEFT saves it"):
+        read(tmp_path, spec)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"There is one in inner: name that folder"):
         read(tmp_path, spec)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (tmp_path / "adapter_model.bin").write_bytes(b"")
@@ -182,7 +204,9 @@ def test_room(modules: dict[str, tuple[int, int]], spec: ModelSpec, tmp_path: Pa
     )
     later = room(enable_lora=True)
     assert (later.num_adapters, later.rank, later.files) == (8, 16, ())
-    assert later.endings == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert later.endings[:6] == ("per_layer_model_projection", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj")
+    both_ways = room(enable_lora=True, lora_modules=both)
+    assert (both_ways.num_adapters, both_ways.rank, both_ways.endings) == (10, 20, later.endings)
     with pytest.raises(
         CapacityError, match=r"adapter b has rank 20, but there is room for rank 16. Start with --max-lora-r"
     ):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from facet import LLM, ConfigError, RequestError, SamplingParams, TextPrompt, TokensPrompt
+from facet import LLM, ConfigError, LoRARequest, RequestError, SamplingParams, TextPrompt, TokensPrompt
 from tests.offline.conftest import GREEDY
 
 IDS = [5, 6, 7]
@@ -103,8 +103,12 @@ def test_what_is_no_prompt(silent: LLM, prompts: Any, words: str) -> None:
         ({"sampling_params": [GREEDY, None]}, "sampling_params holds None, but must be"),
         ({"sampling_params": "xy"}, "sampling_params is 'xy', but must be"),
         ({"split_special_tokens": "no"}, "split_special_tokens is 'no', but must be True or False"),
-        ({"lora_request": 5}, "lora_request is 5, but adapters are not supported. Merge them into the weights"),
-        ({"lora_request": [None, 5]}, r"lora_request is \[None, 5\], but adapters"),
+        ({"lora_request": 5}, "lora_request is 5, but must be a LoRARequest, or a list with one or None for each"),
+        ({"lora_request": [None, 5]}, "lora_request is 5, but must be"),
+        ({"lora_request": "a=/x"}, "lora_request is 'a=/x', but must be"),
+        ({"lora_request": [None]}, "1 adapters for 2 prompts"),
+        ({"lora_request": LoRARequest("a b", 1, "/x")}, "An adapter cannot be called 'a b'"),
+        ({"lora_request": LoRARequest("a", 1, 5)}, r"lora_request is LoRARequest\(.*\), but must be"),  # type: ignore[arg-type]
         ({"tokenization_kwargs": {"truncation": True}}, "tokenization_kwargs holds 'truncation', but may hold add_spe"),
         ({"tokenization_kwargs": 5}, "tokenization_kwargs is 5, but must be a mapping"),
         ({"mm_processor_kwargs": 5}, "mm_processor_kwargs is 5, but must be a mapping"),
@@ -165,7 +169,7 @@ def test_what_is_no_conversation(silent: LLM, messages: Any, words: str) -> None
         ({"tool_choice": 5}, "tool_choice"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
         ({"reasoning_effort": 5}, "reasoning_effort"),
-        ({"lora_request": 5}, "lora_request is 5, but adapters are not supported"),
+        ({"lora_request": 5}, "lora_request is 5, but must be a LoRARequest"),
         ({"chat_template": "a.jinja"}, "chat_template is 'a.jinja', but must be the text of a template"),
         ({"chat_template_content_format": "x"}, "chat_template_content_format is 'x', but must be one of auto, string"),
         ({"tokenization_kwargs": {"max_length": 5}}, "tokenization_kwargs holds 'max_length'"),

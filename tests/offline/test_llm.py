@@ -191,7 +191,8 @@ def test_exported_names_are_true() -> None:
         ({"zzz": 5}, "LLM has no setting 'zzz'. `facet serve --help` lists the settings."),
         ({"port": 5}, r"LLM has no setting 'port': it is for a server \(facet serve --port\)."),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not possible"),
-        ({"enable_lora": True}, "enable_lora=True is not possible"),
+        ({"lora_modules": ["a"]}, "--lora-modules a names no path"),
+        ({"lora_modules": "a=/x"}, "lora_modules is 'a=/x', but must be a list of texts"),
         ({"override_generation_config": {"temprature": 1}}, "temprature"),
     ],
 )

@@ -88,7 +88,7 @@ class Doors:
 def open_doors(folder: Path, **settings: Any) -> Iterator[Doors]:
     """Both APIs over one folder, with the same settings."""
     info = EngineInfo(480, (1,), CONTEXT, str(folder), ())
-    engines = [ScriptedEngine(lambda request: [END], info) for _ in range(2)]
+    engines = [ScriptedEngine(lambda request: [END], info, adapters={"poet": "/poet"}) for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facet.offline.llm, "LocalEngine", lambda config, progress: engines[0])
         llm = LLM(str(folder), show_progress=False, **settings)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from facet import LoRARequest
+from facet.adapter import PlacedAdapter
 from facet.grammar_spec import GrammarSpec
 from facet.media_span import MediaSpan
 from facet.prepared_media import PreparedMedia
@@ -249,6 +251,15 @@ def test_the_same_requests(doors: Doors, ask: dict[str, Any], sampling: dict[str
     assert differences(doors.python_engine.submitted, doors.http_engine.submitted) == []
 
 
+@pytest.mark.parametrize("name", ["text", "several texts", "chat", "answers to each of two prompts"])
+def test_the_same_adapter(doors: Doors, name: str) -> None:
+    ask, sampling = REQUESTS[name]
+    doors.ask_python({**ask, "lora_request": LoRARequest("poet")}, sampling)
+    doors.ask_http({**ask, "model": "poet"}, sampling)
+    assert differences(doors.python_engine.submitted, doors.http_engine.submitted) == []
+    assert {request.adapter for request in doors.http_engine.submitted} == {"poet"}
+
+
 def test_the_questions_differ(doors: Doors) -> None:
     """Were a setting ignored by both APIs, the comparison above would not see it."""
     alike = {"text, nothing given", "seed -1", "chat, nothing given", "thinking off", "tools, auto"}
@@ -387,6 +398,8 @@ def test_a_difference_in_any_field_is_seen() -> None:
         "grammar": GrammarSpec(kind="json_object"),
         "thought": ThoughtTokens(open_id=1, close_id=2),
         "media": (MediaSpan(first=0, length=1, kind="image", content_key="a"),),
+        "adapter": "poet",
+        "placed_adapter": PlacedAdapter(1, "a"),
         "contents": (PreparedMedia(kind="image", content_key="a", num_tokens=1, arrays={}),),
     }
     assert set(others) == {field.name for field in fields(Request)} - {"request_id", "arrival_time"}

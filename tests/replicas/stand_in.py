@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import facet.server.run
+from facet.adapter import read_adapter_sources
 from facet.config import EngineConfig
 from facet.engine.messages import EngineInfo
 from facet.errors import ConfigError
@@ -20,7 +21,8 @@ class StandIn(ScriptedEngine):
         if config.device == REFUSED:
             raise ConfigError("There is no such device.")
         word = 300 + int(os.environ["CUDA_VISIBLE_DEVICES"])
-        super().__init__(lambda request: [word, 1], EngineInfo(480, (1,), 4096, "", ()))
+        adapters = {source.name: source.path for source in read_adapter_sources(config.lora_modules)}
+        super().__init__(lambda request: [word, 1], EngineInfo(480, (1,), 4096, "", ()), adapters=adapters)
 
 
 def run_stand_in(*arguments: Any) -> None:

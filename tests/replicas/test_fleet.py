@@ -38,16 +38,19 @@ async def wait_until_ready(replicas: ReplicaSet, *names: str) -> None:
 
 
 def test_replicas_come_back_and_no_request_fails(tmp_path: Path) -> None:
-    """From start to stop: a death, then SIGHUP, then SIGTERM, while a client asks one thing after the other."""
-    config = config_for(tmp_path, host="127.0.0.1", port=0)
+    """From start to stop: a death, then SIGHUP, then SIGTERM, while a client asks one thing after the other, in turns
+    of the model and of an adapter, which every replica has from its start."""
+    config = config_for(tmp_path, host="127.0.0.1", port=0, lora_modules=("poet=/adapters/poet",))
     replicas = ReplicaSet()
     fleet = Fleet(config, replicas, PLACEMENTS, tmp_path, target=run_stand_in)
     server = DrainingServer(uvicorn_config(config, make_proxy_app(config, replicas)))
     statuses: list[int] = []
 
     async def ask(client: httpx.AsyncClient, salt: int) -> str:
-        response = await client.post("/v1/completions", json={"prompt": "a", "cache_salt": str(salt), "max_tokens": 2})
-        statuses.append(response.status_code)
+        name = "poet" if salt % 2 else "m"
+        body = {"prompt": "a", "cache_salt": str(salt), "max_tokens": 2, "model": name}
+        response = await client.post("/v1/completions", json=body)
+        statuses.append(response.status_code if response.json().get("model") == name else 0)
         return str(response.json()["choices"][0]["text"])
 
     async def ask_always(client: httpx.AsyncClient) -> None:

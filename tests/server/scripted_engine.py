@@ -9,10 +9,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from facet.adapter import AdapterInfo, AdapterSource
 from facet.arena_picture import ArenaPicture, PagesOfAKind
 from facet.draft_counts import DraftCounts
-from facet.engine.messages import EngineInfo, FromEngine, LiveView, NewTokens, Refused, SleepState, Stats
-from facet.errors import EngineDeadError
+from facet.engine.messages import (
+    AdapterState,
+    EngineInfo,
+    FromEngine,
+    LiveView,
+    NewTokens,
+    Refused,
+    SleepState,
+    Stats,
+)
+from facet.errors import EngineDeadError, RequestError
 from facet.request import FinishReason, Request
 from facet.token_logprobs import TokenLogprobs
 
@@ -44,16 +56,23 @@ class ScriptedEngine:
     is_closed: bool = False
     sleeps: list[int] = field(default_factory=list)  # the levels it was told
     cannot_wake_up: str | None = None  # why
+    adapters: dict[str, str] = field(default_factory=dict)  # that are loaded: the path of each by its name
+    cannot_load: str | None = None  # why
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.adapters = dict(self.adapters)
+        self.info = msgspec.structs.replace(self.info, adapters=self._adapter_infos)
         self._inbox: queue.SimpleQueue[Request | FromEngine | BaseException] = queue.SimpleQueue()
         self._speaking: dict[str, Speaking] = {}
         self._beginning = threading.Lock()  # an answer begins, or is cancelled before
 
     def submit(self, request: Request) -> None:
         self.submitted.append(request)
-        self._inbox.put(request)
+        if request.adapter is not None and request.adapter not in self.adapters:
+            self._inbox.put(Refused.of(request.request_id, RequestError("It is gone.")))
+        else:
+            self._inbox.put(request)
 
     def cancel(self, request_id: str) -> None:
         with self._beginning:
@@ -88,6 +107,20 @@ class ScriptedEngine:
 
     def wake_up(self) -> None:
         self._inbox.put(SleepState(is_asleep=self.cannot_wake_up is not None, error=self.cannot_wake_up))
+
+    def load_adapter(self, source: AdapterSource) -> None:
+        error = f"There is an adapter {source.name}." if source.name in self.adapters else self.cannot_load
+        if error is None:
+            self.adapters[source.name] = source.path
+        self._inbox.put(AdapterState(self._adapter_infos, error))
+
+    def unload_adapter(self, name: str) -> None:
+        error = None if self.adapters.pop(name, None) is not None else f"There is no adapter {name}."
+        self._inbox.put(AdapterState(self._adapter_infos, error))
+
+    @property
+    def _adapter_infos(self) -> tuple[AdapterInfo, ...]:
+        return tuple(AdapterInfo(name, path, "scripted") for name, path in self.adapters.items())
 
     def stats(self) -> Stats:
         numbers = dict.fromkeys(Stats.__struct_fields__, 0)

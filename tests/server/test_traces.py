@@ -93,6 +93,14 @@ def test_every_answer_is_a_span(scripted: Scripted, collector: Collector) -> Non
     assert attributes(streamed)["gen_ai.usage.completion_tokens"] == 2
 
 
+def test_a_span_names_the_adapter(scripted: Scripted, collector: Collector) -> None:
+    with scripted("one", otlp_traces_endpoint=collector.url, engine={"adapters": {"poet": "/p"}}) as (server, _):
+        for name in ("poet", "tiny"):
+            server.post("/v1/completions", {"prompt": "one", "model": name})
+    names = [attributes(span)["gen_ai.response.model"] for span in collector.spans()]
+    assert names == ["poet", "tiny"]
+
+
 def test_what_cannot_be_is_said_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ServerConfig(model="x", otlp_traces_endpoint="http://localhost:4317")
     monkeypatch.setenv(PROTOCOL_VARIABLE, "carrier pigeon")

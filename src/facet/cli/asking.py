@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from facet.adapter import read_adapter_sources
 from facet.bundled_model import NAME
 from facet.chat import normalize_tools
 from facet.cli.any_text import utf8_text
@@ -19,6 +20,8 @@ from facet.config import ModelConfig, ServerConfig, setting
 from facet.errors import ConfigError, RequestError
 
 NO_SEED = -1
+# Room for adapters that come later: none do.
+UNLISTED = ("enable_lora", "max_loras", "max_lora_rank", "lora_target_modules")
 _ANSWER_SETTINGS = ("thinking_token_budget", "temperature", "top_p", "top_k", "max_tokens")
 
 
@@ -90,11 +93,15 @@ def open_answerer(config: AskConfig, name: str) -> Iterator[Answerer]:
         return
     if not config.model:
         raise ConfigError("The model's name is empty. Leave it out for the bundled model, or give one.")
+    adapters = read_adapter_sources(config.lora_modules)
+    if len(adapters) > 1:
+        raise ConfigError(f"--lora-modules names {len(adapters)} adapters, but one answers here. Leave out the others.")
     # Imported here: to ask a server that runs needs neither torch nor an HTTP server.
     from facet.cli.private_server import private_server
 
     with private_server(_server_config(config, name)) as (client, model):
-        yield Answerer(client, model.name, model.asked.template is not None, model.max_model_len)
+        asked = adapters[0].name if adapters else model.name
+        yield Answerer(client, asked, model.asked.template is not None, model.max_model_len)
 
 
 def _at_url(url: str, model: str, api_key: str | None) -> Answerer:

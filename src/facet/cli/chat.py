@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from facet.cli.answers import ChatAnswer
 from facet.cli.any_text import utf8_text
-from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_tools
+from facet.cli.asking import UNLISTED, Answerer, AskConfig, ask_config_from, open_answerer, read_tools
 from facet.cli.chat_commands import LEAVE, completions, run_command
 from facet.cli.conversation import Conversation
 from facet.cli.flags import add_common_flags, add_config_flags
@@ -16,7 +16,7 @@ from facet.errors import ConfigError, EngineError, UserError
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("chat", help="chat with a model in the terminal")
-    add_config_flags(parser, AskConfig)
+    add_config_flags(parser, AskConfig, one_at_a_time=("lora_modules",), unlisted=UNLISTED)
     add_common_flags(parser)
     parser.set_defaults(run=run)
 

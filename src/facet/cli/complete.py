@@ -10,7 +10,7 @@ from typing import Any
 from facet.chat import ContentDelta, ReasoningDelta
 from facet.cli.answers import ChatAnswer
 from facet.cli.any_text import printable_json, utf8_text
-from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_json, read_tools
+from facet.cli.asking import UNLISTED, Answerer, AskConfig, ask_config_from, open_answerer, read_json, read_tools
 from facet.cli.attachments import content_of, read_attachment
 from facet.cli.flags import add_common_flags, add_config_flags
 from facet.cli.screen import without_controls
@@ -39,7 +39,8 @@ class CompleteConfig(AskConfig):
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("complete", help="answer one prompt and exit, for scripts")
-    add_config_flags(parser, CompleteConfig, positional="prompt", one_at_a_time=("attach", "stop"))
+    add_config_flags(parser, CompleteConfig, positional="prompt", one_at_a_time=("attach", "stop", "lora_modules"),
+                     unlisted=UNLISTED)  # fmt: skip
     parser.add_argument(
         "--chat", dest="raw", action="store_false", help="answer PROMPT as a chat message (the default)"
     )

@@ -54,7 +54,7 @@ def _arguments(name: str, value: Any, single: Collection[str]) -> list[str]:
             raise ConfigError(
                 f"{name} has an empty item, or one that YAML reads as true or false. Remove it, or write it in quotes."
             )
-        return [flag, *map(str, value)]
+        return [flag, *(json.dumps(item) if isinstance(item, dict) else str(item) for item in value)]
     if isinstance(value, dict | list):
         return [f"{flag}={json.dumps(value)}"]
     return [f"{flag}={value}"]

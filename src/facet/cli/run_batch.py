@@ -34,7 +34,7 @@ _OF_NO_CONCERN = (
     *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
     *("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials", "disable_fastapi_docs"),
     *("enable_sleep_mode", "data_parallel_size", "data_parallel_backend", "max_waiting_requests"),
-    *("enable_force_include_usage", "uvicorn_log_level"),
+    *("enable_force_include_usage", "uvicorn_log_level", "allowed_lora_path"),
 )
 
 

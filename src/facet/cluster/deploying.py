@@ -8,7 +8,7 @@ import re
 import secrets
 import signal
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ _OUR_ERROR = re.compile(r"facet\.errors\.\w+: (.+)")
 def deploy(config: DeployConfig) -> int:
     """Start an application that outlives this process, update it, or remove it."""
     config = with_key_of_environment(config, os.environ)
-    check_accepted_flags(config)
+    check_accepted_flags(replace(config, data_parallel_backend="ray"))
     serve = start_serve()
     proxy_name = f"{config.name}-proxy"
     if config.delete:

@@ -51,7 +51,7 @@ class Adapters:
             raise ConfigError(f"The adapter {source.name} is loaded already. Unload it first, or use another name.")
         file = read_adapter_file(source, find_adapter(source, AS_USUAL), spec)
         self._bank.room.check(file)
-        number = self._free_number(used)
+        number = self._free_number(source.name, used)
         self._bank.put(number, file)
         self._enter(number, file)
 
@@ -86,14 +86,14 @@ class Adapters:
         self._numbers[file.source.name] = number
         self._infos[file.source.name] = AdapterInfo(file.source.name, file.source.path, receipt(file, shift))
 
-    def _free_number(self, used: Collection[int]) -> int:
+    def _free_number(self, name: str, used: Collection[int]) -> int:
         taken, most = set(self._numbers.values()), self._bank.room.num_adapters
         for number in range(1, most + 1):
             if number not in taken and number not in used:
                 return number
         leaving = most - len(taken)
         raise CapacityError(
-            f"There is room for {most} adapters, and all of it is taken"
+            f"There is no room for the adapter {name}: there is room for {most}, and all of it is taken"
             + (f" (in {leaving} places, requests with adapters that were unloaded are still running)" * bool(leaving))
             + ". Unload one, or start with a larger --max-loras."
         )

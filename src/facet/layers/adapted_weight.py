@@ -1,6 +1,7 @@
 """Weights with adapters beside them: every row may have an adapter of its own, or none."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -10,9 +11,10 @@ from facet.forward_batch import AttentionRows
 from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.low_rank import LowRankMatrices, add_low_rank
 from facet.kernels.low_rank.matrices import padded_rank
+from facet.kernels.moe import run_changed_experts
 from facet.kernels.per_layer_input import MixArguments
 from facet.kernels.rounded_rows import RowCodes
-from facet.layers.weight import Inputs, Values, Weight
+from facet.layers.weight import DenseWeight, Inputs, Values, Weight
 
 
 class RowAdapters:
@@ -40,7 +42,7 @@ class AdaptedWeight(Weight):
     """A weight of any kind, and the matrices of so many adapters.
 
     What is elsewhere joined to a product, such as the activation behind it, is apart from it here: what adapters add
-    comes in between. Neither tables nor experts are adapted.
+    comes in between. Tables are not adapted.
     """
 
     down: Tensor
@@ -102,7 +104,7 @@ class AdaptedWeight(Weight):
         return self._arithmetic.gate_per_layer_input(self.linear(x), per_layer_input)
 
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
-        raise AssertionError("experts are not adapted")
+        raise AssertionError("experts are another class")
 
     def embed(self, token_ids: Tensor, scale: float) -> Tensor:
         raise AssertionError("tables are not adapted")
@@ -125,3 +127,60 @@ class AdaptedWeight(Weight):
         scale: Tensor | None,
     ) -> tuple[Tensor, Inputs | None]:
         return self._arithmetic.add_norm(residual, update, update_weight, weight, eps, scale)
+
+
+class AdaptedExperts(AdaptedWeight):
+    """The unquantized matrices of experts, those of an adapter beside each."""
+
+    def __init__(
+        self, base: DenseWeight, rows: RowAdapters, arithmetic: Arithmetic, *, num_adapters: int, rank: int
+    ) -> None:
+        self._num_experts, num_outputs, num_inputs = base.values.shape
+        super().__init__(
+            base,
+            rows,
+            arithmetic,
+            num_adapters=num_adapters * self._num_experts,
+            rank=rank,
+            num_inputs=num_inputs,
+            parts=(num_outputs,),
+            dtype=base.values.dtype,
+            device=base.values.device,
+        )
+        self._values = base.values
+
+    def put(self, number: int, part: int, down: Tensor, up: Tensor) -> None:
+        """down [experts, rank, inputs], up [experts, outputs, rank]."""
+        places, rank = self._places(number), down.shape[1]
+        self.down[places, part, :rank] = down
+        self.up[places, :, :rank] = up
+
+    def remove(self, number: int) -> None:
+        self.down[self._places(number)] = 0
+        self.up[self._places(number)] = 0
+
+    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
+        assert isinstance(down, AdaptedExperts), "both matrices of an expert are of one kind"
+        numbers = self._rows.numbers
+        if numbers is None:
+            return self.base.run_experts(x, weights, chosen, down.base)
+        # Each expert of an adapter counts as an adapter by itself.
+        firsts = ((numbers - 1) * self._num_experts + 1)[:, None]
+        pair_numbers = torch.where(numbers[:, None] > 0, firsts + chosen, 0).to(torch.int32).flatten()
+        return run_changed_experts(
+            x,
+            weights,
+            chosen,
+            self._values,
+            down._values,
+            (partial(self._change, pair_numbers), partial(down._change, pair_numbers)),
+            linear=self._arithmetic.linear,
+            geglu=self._arithmetic.geglu,
+        )
+
+    def _change(self, pair_numbers: Tensor, results: Tensor, inputs: Tensor, pairs: Tensor) -> None:
+        matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
+        add_low_rank(results, inputs, pair_numbers[pairs], matrices, self._arithmetic.linear)
+
+    def _places(self, number: int) -> slice:
+        return slice((number - 1) * self._num_experts, number * self._num_experts)

@@ -68,18 +68,6 @@ def as_documents(given: object) -> list[Mapping[str, Any]] | None:
     return documents
 
 
-def refuse_adapters(lora_request: object) -> None:
-    """None, or several of it, asks for none."""
-    several = as_list(lora_request)
-    if all(one is None for one in ([lora_request] if several is None else several)):
-        return
-    raise RequestError(
-        f"lora_request is {shown(lora_request)}, but adapters are not supported. Merge them into the weights, and "
-        "leave it out.",
-        field="lora_request",
-    )
-
-
 def adds_special_tokens(tokenization_kwargs: Mapping[str, Any] | None) -> bool | None:
     """Whether special tokens are to be added. None: the argument does not say."""
     require_mapping(tokenization_kwargs, _TOKENIZATION, '{"add_special_tokens": False}')

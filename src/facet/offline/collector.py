@@ -16,7 +16,7 @@ class Collector:
         self._tokenizer = tokenizer
         self._pending: dict[str, _Answer] = {}
 
-    def expect(self, prepared: PreparedQuestion) -> RequestOutput:
+    def expect(self, prepared: PreparedQuestion, lora_request: object = None) -> RequestOutput:
         """An output that is complete once its requests have ended."""
         first = prepared.requests[0]
         output = RequestOutput(
@@ -25,6 +25,7 @@ class Collector:
             prompt_token_ids=list(prepared.prompt_token_ids),
             prompt_logprobs=None if first.sampling.prompt_logprobs is None else [None],
             outputs=[CompletionOutput(index=index) for index in range(len(prepared.requests))],
+            lora_request=lora_request,
         )
         for request, completion in zip(prepared.requests, output.outputs, strict=True):
             reader = _make_reader(request, prepared, self._tokenizer)

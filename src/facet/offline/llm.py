@@ -19,11 +19,11 @@ from facet.offline.arguments import (
     as_priorities,
     check_content_format,
     one_each,
-    refuse_adapters,
 )
 from facet.offline.call_template import with_template
 from facet.offline.collector import Collector
 from facet.offline.given_values import require_bool, require_mapping, shown
+from facet.offline.lora_request import GivenAdapter, LoRARequest, as_adapters
 from facet.offline.model_tokenizer import ModelTokenizer
 from facet.offline.outputs import RequestOutput
 from facet.offline.prompts import Prompt, fields_beside, find_prompts, text_or_ids
@@ -39,6 +39,7 @@ from facet.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Conversation = Sequence[Mapping[str, Any]]
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None  # one for all prompts, or one for each
 Progressing = (
     bool | Callable[..., Any]
 )  # vLLM's programs may bring a bar of their own; here it only says that one is shown
@@ -112,7 +113,7 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: Progressing = True,
-        lora_request: None = None,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
@@ -122,12 +123,12 @@ class LLM:
 
         {"prompt": "...", "multi_modal_data": {"image": picture}} is a text with a placeholder for each item. Special
         tokens written in a text are recognised, unless `split_special_tokens` makes it plain text only. One that begins
-        with <bos> gets no other.
+        with <bos> gets no other. `lora_request` names the adapter that answers, or is a list with one for each prompt.
         """
-        refuse_adapters(lora_request)
         adds = adds_special_tokens(tokenization_kwargs)
         given = find_prompts(prompts)
         items = [text_or_ids(prompt, where) for where, prompt in given.items()]
+        adapters = as_adapters(lora_request, len(items))
         params = one_each(sampling_params, len(items)) or [self.get_default_sampling_params()] * len(items)
         require_bool(split_special_tokens, "split_special_tokens")
         questions = [
@@ -146,14 +147,14 @@ class LLM:
                 given.values(), items, params, as_priorities(priority, len(items)), strict=True
             )
         ]
-        return self._answer(questions, self._asked, use_tqdm=use_tqdm)
+        return self._answer(questions, self._asked, adapters, use_tqdm=use_tqdm)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
         use_tqdm: Progressing = True,
-        lora_request: None = None,
+        lora_request: Adapters = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -172,13 +173,14 @@ class LLM:
         """Answer one conversation or several, as `/v1/chat/completions` does: the arguments are its fields.
 
         Each output has the parsed `reply` beside its `text`. Without sampling settings a reply may be as long as the
-        context allows. `chat_template` is the text of a template, in place of the model's.
+        context allows. `chat_template` is the text of a template, in place of the model's. `lora_request` names the
+        adapter that answers, or is a list with one for each conversation.
         """
-        refuse_adapters(lora_request)
         check_content_format(chat_template_content_format)
         asked = with_template(self._asked, chat_template)
         adds = adds_special_tokens(tokenization_kwargs) or False
         conversations = as_conversations(messages)
+        adapters = as_adapters(lora_request, len(conversations))
         for field, value in {
             "parallel_tool_calls": parallel_tool_calls,
             "add_generation_prompt": add_generation_prompt,
@@ -207,7 +209,7 @@ class LLM:
             )
             for conversation, sampling in zip(conversations, params, strict=True)
         ]
-        return self._answer(questions, asked, use_tqdm=use_tqdm)
+        return self._answer(questions, asked, adapters, use_tqdm=use_tqdm)
 
     def stats(self) -> Stats:
         """The engine's counters."""
@@ -238,17 +240,24 @@ class LLM:
         self._media.close()
 
     def _answer(
-        self, questions: Sequence[TextQuestion | ChatQuestion], asked: AskedModel, *, use_tqdm: Progressing
+        self,
+        questions: Sequence[TextQuestion | ChatQuestion],
+        asked: AskedModel,
+        adapters: Sequence[GivenAdapter | None],
+        *,
+        use_tqdm: Progressing,
     ) -> list[RequestOutput]:
         self._engine.require_open()
         collector = Collector(self._asked.tokenizer)
         outputs: list[RequestOutput] = []
         requests: list[Request] = []
-        for question, media in zip(questions, self._read_media(questions), strict=True):
+        for question, adapter, media in zip(questions, adapters, self._read_media(questions), strict=True):
             ids = [str(next(self._ids)) for _ in range(question.sampling.n)]
-            prepared = prepare(question, asked, ids, media)
-            outputs.append(collector.expect(prepared))
+            name = None if adapter is None else adapter.source.name
+            prepared = prepare(question, asked.with_adapter(name), ids, media)
+            outputs.append(collector.expect(prepared, None if adapter is None else adapter.given))
             requests += prepared.requests
+        self._engine.load_adapters([adapter.source for adapter in adapters if adapter is not None])
         self._engine.answer(requests, collector, self._progress if use_tqdm else Silent())
         return outputs
 

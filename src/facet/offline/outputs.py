@@ -36,7 +36,7 @@ class CompletionOutput:
     error: str | None = None  # why, where finish_reason is "error": this answer failed, its neighbours did not
     # The stop string, the stop token if it is not an end of sequence, or "repetition".
     stop_reason: int | str | None = None
-    lora_request: None = None  # under vLLM's name: there are no adapters
+    lora_request: None = None  # under vLLM's name; that of the whole output says it
 
     @property
     def finished(self) -> bool:
@@ -53,9 +53,8 @@ class RequestOutput:
     prompt_logprobs: list[Position | None] | None  # None for the first token, which nothing predicts
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
-    # Under vLLM's names, with what its `LLM` puts there by default.
-    metrics: None = None
-    lora_request: None = None
+    metrics: None = None  # under vLLM's name, with what its `LLM` puts there by default
+    lora_request: object = None  # the one given; None: the answers are the model's own
 
     @property
     def finished(self) -> bool:

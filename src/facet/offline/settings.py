@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from facet.adapter import read_adapter_sources
 from facet.config import PromptConfig, ServerConfig
 from facet.errors import ConfigError
 from facet.idle_settings import IDLE_SETTINGS, note_of
@@ -61,7 +62,9 @@ def read_settings(model: object, settings: Mapping[str, Any]) -> PromptConfig:
                 raise ConfigError(f"{name}={shown(value)} is not possible: {reason}.")
         else:
             logger.info("%s", note_of(name, value, is_flag=False))
-    return PromptConfig(**given)
+    config = PromptConfig(**given)
+    read_adapter_sources(config.lora_modules)  # what is wrong with them is said before a model is loaded
+    return config
 
 
 def _as_ours(name: str, value: Any) -> Any:

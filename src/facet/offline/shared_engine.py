@@ -4,10 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from facet.adapter import AdapterSource
 from facet.engine.client import EngineClient
-from facet.engine.messages import NewTokens, Refused, SleepState, Stats
+from facet.engine.messages import AdapterState, FromEngine, NewTokens, Refused, SleepState, Stats
 from facet.errors import ConfigError, EngineError, UserError
 from facet.offline.collector import Collector
+from facet.offline.loaded_adapters import LoadedAdapters
 from facet.progress import Progress
 from facet.request import Request
 
@@ -23,6 +25,7 @@ class SharedEngine:
         # A signal is handled in the middle of a call and in its thread. That may close; a call in a call is refused.
         self._turn = threading.RLock()
         self._is_taken = False
+        self._adapters = LoadedAdapters(engine.info.adapters)
 
     def answer(self, requests: Sequence[Request], collector: Collector, progress: Progress) -> None:
         """Submits all requests and collects tokens until they have ended. A refused request ends the whole call."""
@@ -37,16 +40,21 @@ class SharedEngine:
     def sleep(self, level: int) -> None:
         def ask_and_wait(engine: EngineClient) -> None:
             engine.sleep(level)
-            _hear_of_sleep(engine)
+            self._hear_of_sleep(engine)
 
         self._call(ask_and_wait)
 
     def wake_up(self) -> None:
         def ask_and_wait(engine: EngineClient) -> None:
             engine.wake_up()
-            _hear_of_sleep(engine)
+            self._hear_of_sleep(engine)
 
         self._call(ask_and_wait)
+
+    def load_adapters(self, sources: Sequence[AdapterSource]) -> None:
+        """Loads those that are not loaded."""
+        if sources:
+            self._call(lambda engine: self._adapters.require(engine, sources))
 
     def close(self) -> None:
         """Waits for the call of another thread. What is closed stays so."""
@@ -71,6 +79,21 @@ class SharedEngine:
             finally:
                 self._is_taken = False
 
+    def _receive(self, engine: EngineClient) -> Sequence[FromEngine]:
+        messages = engine.receive()
+        for message in messages:
+            if isinstance(message, AdapterState):  # of a load that was interrupted
+                self._adapters.take(message)
+        return messages
+
+    def _hear_of_sleep(self, engine: EngineClient) -> None:
+        while True:
+            for message in self._receive(engine):
+                if isinstance(message, SleepState):
+                    if message.error is not None:
+                        raise ConfigError(message.error)
+                    return
+
     def _serve(
         self, engine: EngineClient, requests: Sequence[Request], collector: Collector, progress: Progress
     ) -> None:
@@ -79,7 +102,7 @@ class SharedEngine:
                 for request in requests:
                     engine.submit(request)
                 while num_pending := collector.num_pending:
-                    for message in engine.receive():
+                    for message in self._receive(engine):
                         # Others are of requests that an earlier call cancelled.
                         if isinstance(message, Refused) and collector.awaits(message.request_id):
                             raise message.as_error()
@@ -92,12 +115,3 @@ class SharedEngine:
                 for request_id in collector.pending_ids if self._engine is engine else ():
                     engine.cancel(request_id)
                 raise
-
-
-def _hear_of_sleep(engine: EngineClient) -> None:
-    while True:
-        for message in engine.receive():
-            if isinstance(message, SleepState):
-                if message.error is not None:
-                    raise ConfigError(message.error)
-                return

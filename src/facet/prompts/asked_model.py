@@ -36,6 +36,11 @@ class AskedModel:
     media: MediaSpec = field(default_factory=MediaSpec)  # what it reads besides text
     media_options: MediaOptions = field(default_factory=MediaOptions)  # where a question says nothing
     max_media: Mapping[MediaKind, int] = field(default_factory=dict)  # of a kind in one prompt; no limit if not named
+    adapter: str | None = None  # that changes its answers; the rest is the same with any
+
+    def with_adapter(self, name: str | None) -> "AskedModel":
+        """The same model with an adapter. None: the model itself."""
+        return replace(self, adapter=name)
 
     def sampling(self, given: Mapping[str, Any], *, max_tokens: int | None) -> SamplingParams:
         """The given settings over the model's defaults; `max_tokens` applies if neither has one."""

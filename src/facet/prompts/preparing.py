@@ -276,6 +276,7 @@ def _make_requests(
                 thought=thought,
                 media=prompt.spans,
                 contents=contents,
+                adapter=model.adapter,
             )
         )
     return tuple(requests)

@@ -15,6 +15,7 @@ from starlette.routing import Match, Route
 
 from facet.config import ServerConfig
 from facet.prompts.media_reading import make_media_reader
+from facet.server.adapter_loading import ADAPTER_PATHS, AdapterEndpoints
 from facet.server.anthropic.dialect import ANTHROPIC
 from facet.server.anthropic.routes import MessagesEndpoint, TokenCountEndpoint
 from facet.server.chat_route import ChatEndpoint
@@ -117,6 +118,7 @@ def _routes(frontend: Frontend) -> list[Route]:
         Route("/reset_prefix_cache", guarded(operations.reset_prefix_cache), methods=["POST"]),
         *(_documents(operations) if not frontend.config.disable_fastapi_docs else []),
         *(_sleep_routes(frontend) if frontend.config.enable_sleep_mode else []),
+        *(_adapter_routes(frontend) if frontend.config.allowed_lora_path else []),
     ]
 
 
@@ -133,6 +135,14 @@ def _sleep_routes(frontend: Frontend) -> list[Route]:
         Route("/sleep", guarded(sleeping.sleep), methods=["POST"]),
         Route("/wake_up", guarded(sleeping.wake_up), methods=["POST"]),
         Route("/is_sleeping", guarded(sleeping.is_sleeping), methods=["GET"]),
+    ]
+
+
+def _adapter_routes(frontend: Frontend) -> list[Route]:
+    adapters = AdapterEndpoints(frontend)
+    return [
+        Route("/v1/load_lora_adapter", guarded(adapters.load), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", guarded(adapters.unload), methods=["POST"]),
     ]
 
 
@@ -168,6 +178,8 @@ def _meant(request: Request, path: str) -> str:
     """A hint for clients whose base URL lacks /v1, or has it twice, and for what a flag adds."""
     if path in SLEEP_PATHS:
         return " Start it with --enable-sleep-mode."
+    if path in ADAPTER_PATHS:
+        return " Start it with --allowed-lora-path, or name adapters with --lora-modules."
     for other in (f"/v1{path}", path.removeprefix("/v1")):
         scope = {**request.scope, "path": f"{request.scope.get('root_path', '')}{other}"}
         if other != path and any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):

@@ -76,9 +76,11 @@ class CallTimer:
             if num_tokens > 1:
                 metrics.per_token.observe((now - times.first) / (num_tokens - 1))
         if self._observers.log_as is not None:
+            adapter = self._requests[index].adapter
             logger.info(
-                "%s[%d]: %d + %d tokens, %s, %.3f s",
+                "%s[%d]: %d + %d tokens, %s, %.3f s%s",
                 self._observers.log_as, index, num_prompt_tokens, num_tokens, reason, now - self.start,
+                "" if adapter is None else f", with {adapter}",
             )  # fmt: skip
         if self._observers.traces is not None:
             self._trace(self._observers.traces, index, reason, num_tokens, now)

@@ -21,17 +21,17 @@ class ChatEndpoint:
         self._decoder = BodyDecoder(ChatRequest)
 
     async def __call__(self, request: Request) -> Response:
-        frontend, model = self._frontend, self._frontend.model
+        frontend = self._frontend
         fields: ChatRequest
         async with frontend.reading(request, self._decoder) as fields:
             with renaming(names_used(fields)):
-                model.check_name(fields.model)
+                model = frontend.model_named(fields.model)
                 refuse_unsupported(fields)
                 refuse_unsupported(fields, UNSUPPORTED_IN_CHAT)
                 question = self._question(fields)
                 frontend.check_tool_choice(question)
                 response_id = response_id_of("chatcmpl", fields.request_id, request)
-                prepared = await frontend.prepare(question, response_id)
+                prepared = await frontend.prepare(question, model, response_id)
         exchange = ChatExchange(
             response_id, fields, prepared, model, always_ends_with_usage=frontend.config.enable_force_include_usage
         )

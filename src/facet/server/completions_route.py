@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from facet.errors import RequestError
-from facet.prompts import PreparedQuestion, TextQuestion, prepare
+from facet.prompts import AskedModel, PreparedQuestion, TextQuestion, prepare
 from facet.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from facet.server.body import BodyDecoder
 from facet.server.completion_answers import CompletionExchange
@@ -26,10 +26,10 @@ class CompletionsEndpoint:
         self._decoder = BodyDecoder(CompletionRequest)
 
     async def __call__(self, request: Request) -> Response:
-        frontend, model = self._frontend, self._frontend.model
+        frontend = self._frontend
         fields: CompletionRequest
         async with frontend.reading(request, self._decoder) as fields:
-            model.check_name(fields.model)
+            model = frontend.model_named(fields.model)
             refuse_unsupported(fields)
             refuse_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS)
             if fields.best_of is not None and fields.best_of != (fields.n or 1):
@@ -40,7 +40,7 @@ class CompletionsEndpoint:
             frontend.bridge.check_room(num_answers)
             response_id = response_id_of("cmpl", fields.request_id, request)
             request_ids = frontend.bridge.new_ids(response_id, num_answers)
-            prepared = await frontend.in_thread(partial(self._prepare, fields, prompts, sampling, request_ids))
+            prepared = await frontend.in_thread(partial(_prepare, fields, prompts, sampling, model.asked, request_ids))
         requests = [request for one, _ in prepared for request in one.requests]
         exchange = CompletionExchange(
             response_id,
@@ -65,42 +65,46 @@ class CompletionsEndpoint:
             given["prompt_logprobs"] = max(fields.logprobs or 0, fields.prompt_logprobs or 0)
         return model.asked.sampling(given, max_tokens=DEFAULT_MAX_TOKENS)
 
-    def _prepare(
-        self, fields: CompletionRequest, prompts: Sequence[Prompt], sampling: SamplingParams, request_ids: Sequence[str]
-    ) -> list[tuple[PreparedQuestion, Echo]]:
-        """Each prompt made ready, and as it is to be echoed. In a thread."""
-        model, n = self._frontend.model.asked, sampling.n
-        prepared = []
-        for index, prompt in enumerate(prompts):
-            question = TextQuestion(
-                prompt=prompt,
-                sampling=sampling,
-                is_max_tokens_default=fields.max_tokens is None,
-                response_format=fields.response_format,
-                priority=fields.priority or 0,
-                cache_salt=fields.cache_salt,
-                add_special_tokens=model.adds_special_tokens(
-                    prompt, wanted=fields.add_special_tokens, split_special_tokens=bool(fields.split_special_tokens)
-                ),
-                split_special_tokens=bool(fields.split_special_tokens),
-                has_prompt_logprobs_in_every_answer=bool(fields.echo),
-            )
-            one = prepare(question, model, request_ids[index * n : (index + 1) * n])
-            echo = NO_ECHO
-            if fields.echo:
-                tokenizer, token_ids = model.require_tokenizer(), one.prompt_token_ids
-                if isinstance(prompt, str) and sampling.truncate_prompt_tokens is None:
-                    echo = echo_of_text(
-                        prompt,
-                        token_ids,
-                        tokenizer,
-                        has_added_tokens=question.add_special_tokens,
-                        with_offsets=fields.wants_logprobs,
-                    )
-                else:
-                    echo = echo_of_tokens(token_ids, tokenizer, with_offsets=fields.wants_logprobs)
-            prepared.append((one, echo))
-        return prepared
+
+def _prepare(
+    fields: CompletionRequest,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    model: AskedModel,
+    request_ids: Sequence[str],
+) -> list[tuple[PreparedQuestion, Echo]]:
+    """Each prompt made ready, and as it is to be echoed. In a thread."""
+    n, prepared = sampling.n, []
+    for index, prompt in enumerate(prompts):
+        question = TextQuestion(
+            prompt=prompt,
+            sampling=sampling,
+            is_max_tokens_default=fields.max_tokens is None,
+            response_format=fields.response_format,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt,
+            add_special_tokens=model.adds_special_tokens(
+                prompt, wanted=fields.add_special_tokens, split_special_tokens=bool(fields.split_special_tokens)
+            ),
+            split_special_tokens=bool(fields.split_special_tokens),
+            has_prompt_logprobs_in_every_answer=bool(fields.echo),
+        )
+        one = prepare(question, model, request_ids[index * n : (index + 1) * n])
+        echo = NO_ECHO
+        if fields.echo:
+            tokenizer, token_ids = model.require_tokenizer(), one.prompt_token_ids
+            if isinstance(prompt, str) and sampling.truncate_prompt_tokens is None:
+                echo = echo_of_text(
+                    prompt,
+                    token_ids,
+                    tokenizer,
+                    has_added_tokens=question.add_special_tokens,
+                    with_offsets=fields.wants_logprobs,
+                )
+            else:
+                echo = echo_of_tokens(token_ids, tokenizer, with_offsets=fields.wants_logprobs)
+        prepared.append((one, echo))
+    return prepared
 
 
 def as_prompts(prompt: str | list[str | int | list[int]] | None) -> list[Prompt]:

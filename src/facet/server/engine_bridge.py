@@ -13,7 +13,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from facet.engine.messages import EngineInfo, FromEngine, LiveView, NewTokens, Refused, SleepState, Stats
+from facet.adapter import AdapterInfo, AdapterSource
+from facet.engine.messages import (
+    AdapterState,
+    EngineInfo,
+    FromEngine,
+    LiveView,
+    NewTokens,
+    Refused,
+    SleepState,
+    Stats,
+)
 from facet.errors import EngineDeadError, EngineError, FacetError
 from facet.request import Request
 from facet.server.engine_process import ServedEngine
@@ -139,6 +149,8 @@ class EngineBridge:
         self.takes_requests = True  # `sleep_mode.py` decides
         self.sleep_level = 0  # and sets this: 0 is awake
         self.sleep_states: asyncio.Queue[SleepState | EngineDeadError] = asyncio.Queue()  # as they come
+        self.adapters = _names(engine.info.adapters)  # that requests may name
+        self.adapter_states: asyncio.Queue[AdapterState | EngineDeadError] = asyncio.Queue()  # as they come
         self._engine = engine
         self._stats: Poll[Stats] = Poll(engine.ask_stats)
         self._live_view: Poll[LiveView] = Poll(lambda: engine.ask_live_view(_MAX_CELLS))
@@ -247,6 +259,12 @@ class EngineBridge:
     def wake_up(self) -> None:
         self._engine.wake_up()
 
+    def load_adapter(self, source: AdapterSource) -> None:
+        self._engine.load_adapter(source)
+
+    def unload_adapter(self, name: str) -> None:
+        self._engine.unload_adapter(name)
+
     def _receive(self) -> None:
         """The receiving thread: passes each message to the loop in one call."""
         assert self._loop is not None, "start() before the thread"
@@ -273,6 +291,9 @@ class EngineBridge:
                 self._live_view.deliver(message)
             elif isinstance(message, SleepState):
                 self.sleep_states.put_nowait(message)
+            elif isinstance(message, AdapterState):
+                self.adapters = _names(message.adapters)
+                self.adapter_states.put_nowait(message)
 
     def _distribute_one(self, message: NewTokens | Refused) -> None:
         call = self._calls.get(message.request_id)
@@ -304,3 +325,8 @@ class EngineBridge:
         self._stats.fail(error)
         self._live_view.fail(error)
         self.sleep_states.put_nowait(error)
+        self.adapter_states.put_nowait(error)
+
+
+def _names(adapters: Sequence[AdapterInfo]) -> tuple[str, ...]:
+    return tuple(adapter.name for adapter in adapters)

@@ -51,6 +51,15 @@ class Frontend:
     traces: Traces | None = None  # None: nobody wants them
     large_bodies: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What requests may name: the model, and its adapters behind it."""
+        return (*self.model.names, *self.bridge.adapters)
+
+    def model_named(self, asked: str | None) -> ServedModel:
+        """The model that a request names, with its adapter if it names one."""
+        return self.model.named(asked, self.bridge.adapters)
+
     @contextlib.asynccontextmanager
     async def reading(self, request: Request, decoder: Decoder) -> AsyncIterator[Any]:
         """The decoded body, inside which its requests are to be prepared.
@@ -77,14 +86,16 @@ class Frontend:
                 field="tool_choice",
             )
 
-    async def prepare(self, question: ChatQuestion | TextQuestion, response_id: str) -> PreparedQuestion:
-        """Makes the requests of a question, unless there is no room for them."""
+    async def prepare(
+        self, question: ChatQuestion | TextQuestion, model: ServedModel, response_id: str
+    ) -> PreparedQuestion:
+        """Makes the requests of a question, unless there is no room for them. `model` is the one that it names."""
         n = question.sampling.n
         check_count(1, n, self.bridge.max_pending)
         self.bridge.check_room(n)
         request_ids = self.bridge.new_ids(response_id, n)
-        media = await self.media.read(question, self.model.asked)
-        return await self.in_thread(partial(prepare, question, self.model.asked, request_ids, media))
+        media = await self.media.read(question, model.asked)
+        return await self.in_thread(partial(prepare, question, model.asked, request_ids, media))
 
     async def count_tokens(self, question: ChatQuestion) -> int:
         """Counts the tokens of a prompt that nobody answers: it may be too long for that, and the server may be

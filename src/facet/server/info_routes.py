@@ -23,7 +23,7 @@ class InfoEndpoints:
         return JSONResponse(
             {
                 "version": __version__,
-                "models": list(model.names),
+                "models": list(self._frontend.model_names),
                 "max_model_len": model.max_model_len,
                 "vocab_size": model.vocab_size,
                 "reads": ["text", *model.asked.media.kinds],

@@ -14,6 +14,7 @@ from facet.server.ollama.wire import (
     OllamaChatRequest,
     ShowRequest,
 )
+from facet.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from facet.server.protocol.chat import ChatRequest, ChatResponse
 from facet.server.protocol.completions import CompletionRequest, CompletionResponse
 from facet.server.protocol.tokenizing import (
@@ -72,6 +73,10 @@ _OF_SLEEP = (
     ),
     ("get", (("/is_sleeping", "Whether the model sleeps"),)),
 )
+_OF_ADAPTERS: tuple[tuple[str, str, type[Any]], ...] = (
+    ("/v1/load_lora_adapter", "Load an adapter, which requests then name as their model", LoadAdapterRequest),
+    ("/v1/unload_lora_adapter", "Forget an adapter", UnloadAdapterRequest),
+)
 
 DOCS_PAGE = """<!doctype html><meta charset="utf-8"><title>Facet</title>
 <style>body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}pre{background:#f4f4f4;padding:1em;
@@ -93,10 +98,11 @@ fetch("openapi.json").then(r => r.json()).then(api => {
 </script>"""
 
 
-def openapi_document(*, sleeps: bool = False) -> dict[str, Any]:
-    """`sleeps`: with the paths of sleep mode."""
+def openapi_document(*, sleeps: bool = False, loads_adapters: bool = False) -> dict[str, Any]:
+    """`sleeps`: with the paths of sleep mode. `loads_adapters`: with those of adapters."""
+    of_adapters = _OF_ADAPTERS if loads_adapters else ()
     types = [wire for _, _, request, response in (*_POSTS, *_FORMS) for wire in (request, response)]
-    types = list(dict.fromkeys((*types, ModelList, ErrorBody)))
+    types = list(dict.fromkeys((*types, *(request for _, _, request in of_adapters), ModelList, ErrorBody)))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
     failure = {"description": "What was wrong", "content": {"application/json": {"schema": by_type[ErrorBody]}}}
@@ -126,6 +132,14 @@ def openapi_document(*, sleeps: bool = False) -> dict[str, Any]:
     for method, plain in (("get", _GETS), ("post", _PLAIN_POSTS), *(_OF_SLEEP if sleeps else ())):
         for path, summary in plain:
             paths[path] = {method: {"summary": summary, "responses": {"200": {"description": "As it says"}}}}
+    for path, summary, request in of_adapters:
+        paths[path] = {
+            "post": {
+                "summary": summary,
+                "requestBody": {"required": True, "content": {"application/json": {"schema": by_type[request]}}},
+                "responses": {"200": {"description": "It is done"}, "default": failure},
+            }
+        }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Facet", "version": __version__},

@@ -36,10 +36,9 @@ class OperationsEndpoints:
         return Response()
 
     async def openapi(self, request: Request) -> Response:
-        return Response(
-            msgspec.json.encode(openapi_document(sleeps=self._frontend.config.enable_sleep_mode)),
-            media_type="application/json",
-        )
+        config = self._frontend.config
+        document = openapi_document(sleeps=config.enable_sleep_mode, loads_adapters=bool(config.allowed_lora_path))
+        return Response(msgspec.json.encode(document), media_type="application/json")
 
     async def docs(self, request: Request) -> Response:
         return HTMLResponse(DOCS_PAGE)

@@ -24,6 +24,7 @@ from facet.engine.start_times import start_line
 from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.prompts import read_prompt_files
+from facet.server.adapter_loading import check_adapters
 from facet.server.app import make_app
 from facet.server.certificates import check_certificates, keeper_of
 from facet.server.draining import DrainingServer
@@ -83,7 +84,8 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
 
 def warn_of_strangers(config: ServerConfig) -> None:
     if not config.api_key and config.uds is None and not is_loopback(config.host):
-        logger.info("Anyone who can reach this address can use the model: no API key is set (--api-key, %s).", KEYS[0])
+        deeds = "use the model and load adapters" if config.allowed_lora_path else "use the model"
+        logger.info("Anyone who can reach this address can %s: no API key is set (--api-key, %s).", deeds, KEYS[0])
 
 
 def greeting(config: ServerConfig, names: Sequence[str], listener: socket.socket) -> str:
@@ -108,8 +110,12 @@ def start_app(
     config: ServerConfig, *, show_progress: bool = True, ranks: RankProcesses | None = None
 ) -> tuple[EngineProcess, ServedModel, Starlette]:
     """Loads the model and makes the app, which owns the engine."""
+    check_adapters(config)
     files = read_prompt_files(config)
-    engine = EngineProcess(engine_config(config, files.folder), show_progress=show_progress, ranks=ranks)
+    of_engine = engine_config(config, files.folder)
+    if config.allowed_lora_path:  # nothing could be loaded without room for it
+        of_engine = replace(of_engine, enable_lora=True)
+    engine = EngineProcess(of_engine, show_progress=show_progress, ranks=ranks)
     try:
         model = make_served_model(config, files, engine.info)
         return engine, model, make_app(config, engine, model)
@@ -198,6 +204,7 @@ def check_accepted_flags(config: ServerConfig) -> None:
             "--enable-sleep-mode works with --data-parallel-size 1 only: each replica would sleep by itself. Leave one "
             "of the two out."
         )
+    check_adapters(config)
     check_numbers(config)
     parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
     if config.otlp_traces_endpoint is not None:

@@ -1,12 +1,12 @@
 """Describes the model as the server offers it: its names, the server's limits, and the model as callers see it."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from facet.config import ServerConfig
 from facet.engine.messages import EngineInfo
-from facet.errors import RequestError
+from facet.errors import ConfigError, RequestError
 from facet.prompts import AskedModel, PromptFiles, make_asked_model
 from facet.server.errors import HttpError
 from facet.server.logprobs import LogprobShapes
@@ -24,18 +24,24 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        return self.names[0]
+        """What answers say that they are of."""
+        return self.asked.adapter or self.names[0]
 
     @property
     def max_model_len(self) -> int:
         return self.asked.max_model_len
 
-    def check_name(self, asked: str | None) -> None:
-        """No name means this model, the only one."""
-        if asked is not None and asked not in self.names:
-            raise HttpError(
-                404, f"The model {asked!r} does not exist. This server has {', '.join(self.names)}.", param="model"
-            )
+    def named(self, asked: str | None, adapters: Collection[str]) -> "ServedModel":
+        """The model that a request names: this one, or this one with an adapter. No name means this one."""
+        if asked is None or asked in self.names:
+            return self
+        if asked in adapters:
+            return replace(self, asked=self.asked.with_adapter(asked))
+        raise HttpError(
+            404,
+            f"The model {asked!r} does not exist. This server has {', '.join((*self.names, *adapters))}.",
+            param="model",
+        )
 
     def check_logprobs(self, asked: int | None, field: str) -> None:
         if asked is not None and self.max_logprobs >= 0 and not 0 <= asked <= self.max_logprobs:
@@ -59,10 +65,21 @@ class ServedModel:
             )
 
 
+def names_of(config: ServerConfig) -> tuple[str, ...]:
+    return config.served_model_name or (config.model,)
+
+
+def check_adapter_names(adapters: Iterable[str], models: Collection[str]) -> None:
+    """Refuses adapters that are called as the model is: requests name either in the same field."""
+    for name in adapters:
+        if name in models:
+            raise ConfigError(f"{name!r} is a name of the model. Give the adapter another one.")
+
+
 def make_served_model(config: ServerConfig, files: PromptFiles, info: EngineInfo) -> ServedModel:
     """Refuses flags that do not fit the model."""
     return ServedModel(
-        names=config.served_model_name or (config.model,),
+        names=names_of(config),
         root=config.model,
         vocab_size=info.vocab_size,
         asked=make_asked_model(

@@ -34,7 +34,7 @@ class TokenizeEndpoint:
     async def __call__(self, request: Request) -> Response:
         fields: TokenizeRequest
         async with self._frontend.reading(request, self._decoder) as fields:
-            self._frontend.model.check_name(fields.model)
+            self._frontend.model_named(fields.model)
             if (fields.prompt is None) == (fields.messages is None):
                 raise RequestError("Send either prompt or messages.", field="prompt")
             if fields.prompt is not None:
@@ -90,8 +90,7 @@ class DetokenizeEndpoint:
     async def __call__(self, request: Request) -> Response:
         fields: DetokenizeRequest
         async with self._frontend.reading(request, self._decoder) as fields:
-            model = self._frontend.model
-            model.check_name(fields.model)
+            model = self._frontend.model_named(fields.model)
             outside = next((token_id for token_id in fields.tokens if not 0 <= token_id < model.vocab_size), None)
             if outside is not None:
                 raise RequestError(
@@ -108,12 +107,15 @@ class ModelsEndpoint:
 
     async def __call__(self, request: Request) -> Response:
         """Answers with the list, or with a name in the path with the one card."""
-        model = self._frontend.model
         asked = request.path_params.get("name")
-        model.check_name(asked)
-        cards = [
-            ModelCard(name, model.created, model.root, model.max_model_len)
-            for name in model.names
-            if asked in (None, name)
-        ]
-        return json_response(cards[0] if asked is not None else ModelList(cards))
+        if asked is None:
+            return json_response(ModelList([self._card(name) for name in self._frontend.model_names]))
+        self._frontend.model_named(asked)
+        return json_response(self._card(asked))
+
+    def _card(self, name: str) -> ModelCard:
+        """Adapters name the model as their parent, as in vLLM. Their root is the model's, too: vLLM gives the path of
+        their files, which clients need not know."""
+        model = self._frontend.model
+        parent = None if name in model.names else model.name
+        return ModelCard(name, model.created, model.root, model.max_model_len, parent=parent)

@@ -101,7 +101,7 @@ def _is_installed(module: str) -> bool:
 def _attributes(trace: AnswerTrace, model_name: str) -> dict[str, Any]:
     sampling, decode, prefill = trace.request.sampling, trace.decode_seconds, trace.prefill_seconds
     attributes = {
-        "gen_ai.response.model": model_name,
+        "gen_ai.response.model": trace.request.adapter or model_name,
         "gen_ai.response.finish_reasons": (trace.finish_reason,),
         "gen_ai.request.id": trace.request.request_id,
         "gen_ai.request.n": trace.n,

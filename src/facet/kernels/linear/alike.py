@@ -23,6 +23,8 @@ SIZES = (1, 2, 4, 8, ANCHOR, 32, 64, 128, 256)
 _LINE = 64  # bytes that a processor moves at once
 # Larger weights are heads, which multiply few rows: a trial of many would take seconds.
 _MOST_TRIED = 2**27
+# Larger ones are matrices of models, which tell the order of sums by their own numbers.
+_MOST_REPLACED = 2**22
 
 _found: dict[tuple[object, ...], tuple[int, ...]] = {}
 
@@ -52,7 +54,19 @@ def sizes_alike(weight: Tensor) -> tuple[int, ...]:
     return _found[key]
 
 
+def _with_random_numbers(weight: Tensor) -> Tensor:
+    """A weight of the same shape that lies in memory alike. Zeros, as of adapters that fill their room in part, would
+    hide the order of sums."""
+    place = weight.data_ptr() % _LINE // weight.element_size()
+    size = place + weight.stride(0) * (weight.shape[0] - 1) + weight.shape[1]
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    assert numbers.data_ptr() % _LINE == 0, "tensors begin with a line"
+    return numbers[place:].as_strided(weight.shape, weight.stride())
+
+
 def _try_sizes(weight: Tensor) -> tuple[int, ...]:
+    if weight.numel() <= _MOST_REPLACED:
+        weight = _with_random_numbers(weight)
     sizes = [size for size in SIZES if size <= ANCHOR or size * weight.numel() <= _MOST_TRIED * ANCHOR]
     least_rows = rows_that_tell(weight, ANCHOR)
     x = telling_rows(weight, max(sizes[-1], least_rows))

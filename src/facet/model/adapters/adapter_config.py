@@ -20,15 +20,20 @@ CONFIG_FILE = "adapter_config.json"
 # Of `init_lora_weights`: these change the base model's weights as well. PEFT writes another value, or none, once an
 # adapter has been converted to go with the original ones.
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
-# Switches of kinds of LoRA that are more than two matrices.
+# Fields of kinds of LoRA that are more than two matrices, or other ones; false or empty in those that are not.
 _OTHER_KINDS = {
-    "use_dora": "DoRA",
-    "use_qalora": "QALoRA",
-    "alora_invocation_tokens": "activated LoRA",
-    "layer_replication": "repeated layers",
-    "trainable_token_indices": "trained rows of the embedding",
-    "fan_in_fan_out": "transposed matrices",
-    "megatron_config": "Megatron's layers",
+    "use_dora": "DoRA is",
+    "use_qalora": "QALoRA is",
+    "use_bdlora": "BD-LoRA is",
+    "alora_invocation_tokens": "activated LoRA is",
+    "arrow_config": "Arrow is",
+    "kasa_config": "KaSA is",
+    "monteclora_config": "MonteCLoRA is",
+    "velora_config": "VeLoRA is",
+    "layer_replication": "repeated layers are",
+    "trainable_token_indices": "trained rows of the embedding are",
+    "fan_in_fan_out": "transposed matrices are",
+    "megatron_config": "Megatron's layers are",
 }
 _MERGE = "Merge it into the model's weights (PEFT's merge_and_unload), and serve those."
 
@@ -59,7 +64,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         raise CheckpointError(f"{folder / CONFIG_FILE}: peft_type is {kind!r}, but only LORA is supported. {_MERGE}")
     for name, what in _OTHER_KINDS.items():
         if values.get(name):
-            raise CheckpointError(f"{folder / CONFIG_FILE}: {name} is set, but {what} is not supported. {_MERGE}")
+            raise CheckpointError(f"{folder / CONFIG_FILE}: {name} is set, but {what} not supported. {_MERGE}")
     if values.get("modules_to_save"):
         raise CheckpointError(
             f"{folder / CONFIG_FILE}: modules_to_save names {', '.join(map(str, values['modules_to_save']))}: whole "

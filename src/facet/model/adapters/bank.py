@@ -14,13 +14,16 @@ from facet.adapter import PlacedAdapter, read_adapter_sources
 from facet.config import ModelConfig
 from facet.errors import CapacityError, CheckpointError, ConfigError
 from facet.kernels.low_rank.matrices import padded_rank
-from facet.layers.adapted_weight import AdaptedWeight
+from facet.layers.adapted_weight import AdaptedExperts, AdaptedWeight
 from facet.layers.linear import Linear
+from facet.layers.weight import DenseWeight
 from facet.model.adapters.adapter_file import (
     AdapterFile,
+    LowRankPair,
     adaptable_targets,
     ending_of,
     find_adapter,
+    is_of_experts,
     read_adapter_file,
 )
 from facet.model.gemma import Gemma
@@ -35,7 +38,6 @@ from facet.model_spec import ModelSpec
 MOST_ADAPTERS = 256  # a product looks at each of them in turn
 MOST_RANK = 512
 _MANY, _RANK = 8, 16  # for whatever is loaded later
-_OF_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +73,28 @@ def plan_room(config: ModelConfig, spec: ModelSpec) -> AdapterRoom | None:
         return None
     access = access_of(config)
     files = tuple(read_adapter_file(source, find_adapter(source, access), spec) for source in sources)
-    num_adapters = config.max_loras if config.max_loras is not None else len(files) or _MANY
-    if num_adapters < len(files):
-        num_adapters = len(files)  # vLLM keeps the others in the host's memory
+    may_come = config.enable_lora  # others, later
+    num_adapters = config.max_loras
+    if num_adapters is None:
+        num_adapters = len(files) + _MANY * may_come
+    num_adapters = max(num_adapters, len(files))  # vLLM keeps the others in the host's memory
     rank = config.max_lora_rank
     if rank is None:
-        rank = max((file.rank for file in files), default=_RANK)
+        rank = max((_RANK * may_come, *(file.rank for file in files)))
     for name, number, most in (("--max-loras", num_adapters, MOST_ADAPTERS), ("--max-lora-rank", rank, MOST_RANK)):
         if not 1 <= number <= most:
             raise ConfigError(f"{name} is {number}, but must be from 1 to {most}.")
-    endings = config.lora_target_modules or tuple(dict.fromkeys(ending for file in files for ending in file.endings))
-    known = {ending_of(target) for target in adaptable_targets(spec).values()}
+    known = dict.fromkeys(ending_of(target) for target in adaptable_targets(spec).values())
+    later = [ending for ending in known if may_come and ending != "experts"]  # whose room is a thousand times as large
+    of_files = (ending for file in files for ending in file.endings)
+    endings = config.lora_target_modules or tuple(dict.fromkeys((*later, *of_files)))
     unknown = [ending for ending in endings if ending not in known]
     if unknown:
         raise ConfigError(
             f"--lora-target-modules names {', '.join(unknown)}, which this model has not. It has "
             f"{', '.join(sorted(known))}."
         )
-    room = AdapterRoom(num_adapters=num_adapters, rank=rank, endings=endings or _OF_LAYERS, files=files)
+    room = AdapterRoom(num_adapters=num_adapters, rank=rank, endings=endings, files=files)
     for file in files:
         room.check(file)
     return room
@@ -107,7 +113,9 @@ def room_bytes(room: AdapterRoom, share: ModelSpec, value_bytes: int) -> int:
     """The bytes of the matrices of all adapters, beside what a rank holds of a model."""
     rank = padded_rank(room.rank)
     num_values = sum(
-        rank * (len(parts) * parts[0].shape[1] + sum(target.shape[0] for target in parts))
+        rank
+        * (len(parts) * parts[0].shape[-1] + sum(target.shape[-2] for target in parts))
+        * (parts[0].shape[0] if is_of_experts(parts[0]) else 1)
         for parts in _places(share, room).values()
     )
     return room.num_adapters * num_values * value_bytes
@@ -147,8 +155,9 @@ class AdapterBank:
                 for pair in file.pairs:
                     cut = self._cuts.get(pair.target.name)
                     of_inputs = cut is not None and cut.is_of_inputs
-                    down = cut_values(_read(files, pair.down), cut if of_inputs else None)
-                    up = cut_values(_read(files, pair.up) * pair.scale, None if of_inputs else cut)
+                    down, up = _read_pair(files, pair)
+                    down = cut_values(down, cut if of_inputs else None)
+                    up = cut_values(up, None if of_inputs else cut)
                     self._weights[pair.target.place].put(number, pair.target.part or 0, down, up)
         except BaseException:
             self.remove(number)
@@ -172,16 +181,24 @@ class AdapterBank:
 def _make_room(model: Gemma, room: AdapterRoom) -> dict[str, AdaptedWeight]:
     """By the places of `Linear`s."""
     placement = model.placement
-    weights = {}
+    weights: dict[str, AdaptedWeight] = {}
     for place, parts in _places(model.share, room).items():
         linear = model.get_submodule(place)
         assert isinstance(linear, Linear), "matrices are kept by products"
+        base, rows, size = linear.weight, model.row_adapters, {"num_adapters": room.num_adapters, "rank": room.rank}
+        if is_of_experts(parts[0]):
+            if not isinstance(base, DenseWeight) or placement.group is not None:
+                raise ConfigError(
+                    "Adapters of experts need experts that are neither quantized nor divided among GPUs. Leave them "
+                    "out, or merge them into the weights."
+                )
+            linear.weight = weights[place] = AdaptedExperts(base, rows, placement.arithmetic, **size)
+            continue
         linear.weight = weights[place] = AdaptedWeight(
-            linear.weight,
-            model.row_adapters,
+            base,
+            rows,
             placement.arithmetic,
-            num_adapters=room.num_adapters,
-            rank=room.rank,
+            **size,
             num_inputs=parts[0].shape[1],
             parts=[target.shape[0] for target in parts],
             dtype=placement.dtype,
@@ -200,6 +217,17 @@ def _places(share: ModelSpec, room: AdapterRoom) -> dict[str, list[TensorTarget]
         for place, parts in places.items()
         if any(ending_of(target) in room.endings for target in parts)
     }
+
+
+def _read_pair(files: WeightFiles, pair: LowRankPair) -> tuple[Tensor, Tensor]:
+    """down [rank, inputs] and up [outputs, rank], scaled; of experts, both for each of them."""
+    down, up = _read(files, pair.down), _read(files, pair.up) * pair.scale
+    if not is_of_experts(pair.target):
+        return down, up
+    num_experts = pair.target.shape[0]
+    down = down.view(num_experts, -1, down.shape[-1])
+    up = up.view(len(up), -1, num_experts).permute(2, 0, 1)
+    return (up.transpose(1, 2), down.transpose(1, 2)) if pair.is_swapped else (down, up)
 
 
 def _read(files: WeightFiles, tensor: StoredTensor) -> Tensor:

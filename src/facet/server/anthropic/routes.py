@@ -19,14 +19,14 @@ class MessagesEndpoint:
         self._decoder = BodyDecoder(MessagesRequest)
 
     async def __call__(self, request: Request) -> Response:
-        frontend, model = self._frontend, self._frontend.model
+        frontend = self._frontend
         fields: MessagesRequest
         async with frontend.reading(request, self._decoder) as fields:
-            model.check_name(fields.model)
+            model = frontend.model_named(fields.model)
             question = make_question(fields, model.asked)
             frontend.check_tool_choice(question)
             response_id = f"msg_{secrets.token_hex(12)}"
-            prepared = await frontend.prepare(question, response_id)
+            prepared = await frontend.prepare(question, model, response_id)
             keeps_thoughts = fields.thinking is None or fields.thinking.display != "omitted"
         exchange = MessageExchange(response_id, prepared, model, keeps_thoughts=keeps_thoughts)
         return await carry_out(exchange, prepared.requests, frontend, request, n=1, stream=bool(fields.stream))
@@ -40,8 +40,8 @@ class TokenCountEndpoint:
         self._decoder = BodyDecoder(CountTokensRequest)
 
     async def __call__(self, request: Request) -> Response:
-        frontend, model = self._frontend, self._frontend.model
+        frontend = self._frontend
         fields: CountTokensRequest
         async with frontend.reading(request, self._decoder) as fields:
-            model.check_name(fields.model)
+            model = frontend.model_named(fields.model)
             return json_response(TokenCount(await frontend.count_tokens(make_question(fields, model.asked))))

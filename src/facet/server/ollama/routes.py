@@ -23,6 +23,7 @@ from facet.server.ollama.wire import (
     TagList,
     Version,
 )
+from facet.server.served_model import ServedModel
 from facet.version import __version__
 
 # A model is served as long as its server runs. Clients show a time as far away as this as "forever".
@@ -43,13 +44,13 @@ class OllamaEndpoints:
         frontend, response_id = self._frontend, f"ollama-{request_id_of(request)}"
         fields: OllamaChatRequest
         async with frontend.reading(request, self._chat) as fields:
-            self._check_name(fields.model)
+            model = self._model_named(fields.model)
             if not fields.messages:
-                return self._loaded(is_chat=True)
-            question = chat_question(fields, frontend.model.asked)
+                return _loaded(model, is_chat=True)
+            question = chat_question(fields, model.asked)
             frontend.check_tool_choice(question)
-            prepared = await frontend.prepare(question, response_id)
-        exchange = OllamaExchange(response_id, prepared, frontend.model, is_chat=True)
+            prepared = await frontend.prepare(question, model, response_id)
+        exchange = OllamaExchange(response_id, prepared, model, is_chat=True)
         stream = fields.stream is not False
         return await carry_out(exchange, prepared.requests, frontend, request, n=1, stream=stream)
 
@@ -57,11 +58,11 @@ class OllamaEndpoints:
         frontend, response_id = self._frontend, f"ollama-{request_id_of(request)}"
         fields: GenerateRequest
         async with frontend.reading(request, self._generate) as fields:
-            self._check_name(fields.model)
+            model = self._model_named(fields.model)
             if not fields.prompt:
-                return self._loaded(is_chat=False)
-            prepared = await frontend.prepare(generate_question(fields, frontend.model.asked), response_id)
-        exchange = OllamaExchange(response_id, prepared, frontend.model, is_chat=False)
+                return _loaded(model, is_chat=False)
+            prepared = await frontend.prepare(generate_question(fields, model.asked), model, response_id)
+        exchange = OllamaExchange(response_id, prepared, model, is_chat=False)
         stream = fields.stream is not False
         return await carry_out(exchange, prepared.requests, frontend, request, n=1, stream=stream)
 
@@ -71,7 +72,7 @@ class OllamaEndpoints:
             TagList(
                 [
                     Tag(name, name, self._started_at, _digest(name), self._details, size)
-                    for name in self._frontend.model.names
+                    for name in self._frontend.model_names
                 ]
             )
         )
@@ -79,7 +80,7 @@ class OllamaEndpoints:
     async def running(self, request: Request) -> Response:
         """Lists the same models, unless they sleep."""
         model, bridge = self._frontend.model, self._frontend.bridge
-        info, names = bridge.info, () if bridge.sleep_level else model.names
+        info, names = bridge.info, () if bridge.sleep_level else self._frontend.model_names
         return json_response(
             RunningList(
                 [
@@ -101,8 +102,7 @@ class OllamaEndpoints:
     async def show(self, request: Request) -> Response:
         fields: ShowRequest
         async with self._frontend.reading(request, self._show) as fields:
-            self._check_name(fields.model or fields.name)
-        asked = self._frontend.model.asked
+            asked = self._model_named(fields.model or fields.name).asked
         capabilities = ["completion"]
         if asked.template is not None:
             tokenizer = asked.require_tokenizer()
@@ -116,13 +116,16 @@ class OllamaEndpoints:
     async def version(self, request: Request) -> Response:
         return json_response(Version(__version__))
 
-    def _check_name(self, asked: str | None) -> None:
-        """Checks a name, to which clients add a tag where it has none."""
-        self._frontend.model.check_name(None if asked is None else asked.removesuffix(":latest"))
+    def _model_named(self, asked: str | None) -> ServedModel:
+        """The model of a name, to which clients add a tag where it has none."""
+        if asked is not None and asked not in self._frontend.model_names:
+            asked = asked.removesuffix(":latest")
+        return self._frontend.model_named(asked)
 
-    def _loaded(self, *, is_chat: bool) -> Response:
-        """The answer to a request without a prompt, which asks that the model be loaded."""
-        return json_response(make_line(self._frontend.model.name, Said(), is_chat=is_chat, done_reason="load"))
+
+def _loaded(model: ServedModel, *, is_chat: bool) -> Response:
+    """The answer to a request without a prompt, which asks that the model be loaded."""
+    return json_response(make_line(model.name, Said(), is_chat=is_chat, done_reason="load"))
 
 
 def _digest(name: str) -> str:

@@ -53,7 +53,7 @@ class ModelCard(msgspec.Struct):
     max_model_len: int
     object: str = "model"
     owned_by: str = "facet"
-    parent: None = None
+    parent: str | None = None  # of an adapter: the model that it changes
 
 
 class ModelList(msgspec.Struct):

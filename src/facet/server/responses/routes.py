@@ -29,16 +29,16 @@ class ResponsesEndpoints:
         self._background = BackgroundResponses()
 
     async def create(self, request: Request) -> Response:
-        frontend, model, owner = self._frontend, self._frontend.model, key_digest_of(request)
+        frontend, owner = self._frontend, key_digest_of(request)
         fields: ResponsesRequest
         async with frontend.reading(request, self._decoder) as fields:
-            model.check_name(fields.model)
+            model = frontend.model_named(fields.model)
             _check_background(fields)
             conversation = self._conversation(fields, owner)
             question = make_question(fields, conversation.messages, model.asked)
             frontend.check_tool_choice(question)
             response_id = f"resp_{secrets.token_hex(24)}"
-            prepared = await frontend.prepare(question, response_id)
+            prepared = await frontend.prepare(question, model, response_id)
 
         def keep(response: ResponseObject, parts: ReplyParts) -> None:
             if fields.store is not False:
@@ -54,10 +54,10 @@ class ResponsesEndpoints:
 
     async def count(self, request: Request) -> Response:
         """Counts the tokens of the prompt that such a request would make."""
-        frontend, model = self._frontend, self._frontend.model
+        frontend = self._frontend
         fields: ResponsesRequest
         async with frontend.reading(request, self._decoder) as fields:
-            model.check_name(fields.model)
+            model = frontend.model_named(fields.model)
             conversation = self._conversation(fields, key_digest_of(request))
             question = make_question(fields, conversation.messages, model.asked)
             return json_response(InputTokens(await frontend.count_tokens(question)))

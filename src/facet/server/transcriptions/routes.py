@@ -43,18 +43,18 @@ class TranscriptionEndpoint:
         self._task = task
 
     async def __call__(self, request: Request) -> Response:
-        frontend, model = self._frontend, self._frontend.model
+        frontend = self._frontend
         form: SoundForm
         with renaming(_NAMES):
             async with frontend.reading(request, SoundFormDecoder(request.headers.get("content-type", ""))) as form:
                 fields = form.fields
-                model.check_name(fields.model)
+                model = frontend.model_named(fields.model)
                 self._check_hears()
                 source, target = self._languages(fields)
                 question = self._question(fields, source, target)
                 response_id = response_id_of("trsc", None, request)
                 clips = await self._read(form.sound)
-                prepared = await self._prepare(question, clips, response_id)
+                prepared = await self._prepare(question, model.asked, clips, response_id)
         exchange = TranscriptionExchange(
             response_id,
             [(one, clip.timestamp or 0.0) for one, clip in zip(prepared, clips, strict=True)],
@@ -124,11 +124,11 @@ class TranscriptionEndpoint:
         return clips
 
     async def _prepare(
-        self, question: ChatQuestion, clips: Sequence[PreparedMedia], response_id: str
+        self, question: ChatQuestion, model: AskedModel, clips: Sequence[PreparedMedia], response_id: str
     ) -> list[PreparedQuestion]:
         frontend = self._frontend
         request_ids = frontend.bridge.new_ids(response_id, len(clips))
-        return await frontend.in_thread(partial(_prepare_all, question, frontend.model.asked, request_ids, clips))
+        return await frontend.in_thread(partial(_prepare_all, question, model, request_ids, clips))
 
 
 def _prepare_all(
