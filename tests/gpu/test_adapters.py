@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from facet.kernels.arithmetic import BATCH_INVARIANT
 from facet.kernels.low_rank import LowRankMatrices, add_low_rank, cases, reference
-from tests.engine.harness import make_engine
+from tests.engine.harness import make_engine, run
 from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
-from tests.engine.test_adapters import load, with_adapters
-from tests.tiny_adapters import adaptable_modules, write_adapter
+from tests.engine.test_adapters import ask, load, prompt_logprobs, with_adapters
+from tests.tiny_adapters import adaptable_modules, expert_parameters, write_adapter
 from tests.tiny_models import TinyModel
 
 SHAPES = (*cases.CASES, cases.E4B_GATE_UP, cases.E4B_DOWN, cases.E4B_QKV)
@@ -46,6 +46,23 @@ def test_number_of_rows_changes_no_bit(case: cases.Case) -> None:
         some = before[rows].clone()
         add_low_rank(some, x[rows], numbers[rows], matrices, functional.linear)
         assert torch.equal(some, product[rows])
+
+
+def test_experts(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    """Beside all experts of 26B-A4B, in float32 and against a processor; in captured steps, too."""
+    tiny = tiny_model("gemma4_26b_a4b_small")
+    write_adapter(tmp_path, adaptable_modules(tiny, "q_proj"), experts=expert_parameters(tiny))
+    modules = (f"a={tmp_path}",)
+    asked = [ask("a", tiny.prompt(30), "a"), ask("none", tiny.prompt(21))]
+    on_cpu = load(tiny.folder, lora_modules=modules)
+    expected = run(make_engine(on_cpu.model, bank=on_cpu.adapters), asked)
+    loaded = load(tiny.folder, device="cuda", dtype="float32", lora_modules=modules)
+    for graph_sizes in ((), (1, 2, 4)):
+        engine = make_engine(loaded.model, bank=loaded.adapters, graph_sizes=graph_sizes)
+        for name, answer in run(engine, asked).items():
+            assert answer.token_ids == expected[name].token_ids
+            ours, theirs = prompt_logprobs(answer), prompt_logprobs(expected[name])
+            torch.testing.assert_close(ours, theirs, atol=5e-3, rtol=0)
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int4"])

@@ -10,6 +10,7 @@ from facet.kernels.moe import cases, reference
 pytest.importorskip("triton")
 from facet.kernels.moe import triton as fast
 from facet.kernels.moe.config import MAX_PAIR_ROWS, TileConfig, choose_tiles
+from facet.kernels.moe.triton_changed import sorted_products
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -180,3 +181,19 @@ def test_a_captured_graph_follows_its_inputs(case: cases.Case) -> None:
     logits.copy_(inputs.router_logits)
     graph.replay()
     assert torch.equal(output, run())
+
+
+@pytest.mark.parametrize("case", [*SMALL, *REAL[:4]] if ON_GPU else SMALL, ids=str)
+def test_products_of_sorted_pairs(case: cases.Case) -> None:
+    """Each product by itself, for those who change its results: every pair by the matrix of its expert."""
+    inputs = case.inputs(torch.float32, DEVICE)
+    _, chosen = reference.route(inputs.router_logits, case.num_chosen, inputs.expert_scale)
+    order, multiply = sorted_products(chosen, case.num_experts, 4)
+    experts = chosen.flatten()[order]
+    assert experts.tolist() == sorted(chosen.flatten().tolist())
+    rows = inputs.x[order // case.num_chosen]
+    gates = multiply(rows, inputs.gate_up)
+    cases.FLOAT32.check(gates, torch.einsum("pi,poi->po", rows.double(), inputs.gate_up[experts].double()))
+    hidden = gates[:, : case.width].contiguous()
+    expected = torch.einsum("pi,poi->po", hidden.double(), inputs.down[experts].double())
+    cases.FLOAT32.check(multiply(hidden, inputs.down), expected)

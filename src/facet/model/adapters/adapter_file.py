@@ -111,8 +111,10 @@ def is_of_experts(target: TensorTarget) -> bool:
 
 
 def ending_of(target: TensorTarget) -> str:
-    """The last part of a matrix' name, such as q_proj; experts are adapted together."""
-    return "experts" if is_of_experts(target) else target.name.removesuffix(".weight").rpartition(".")[2]
+    """The last part of a matrix' name that is no number, such as q_proj; experts are adapted together."""
+    if is_of_experts(target):
+        return "experts"
+    return next(part for part in reversed(target.name.removesuffix(".weight").split(".")) if not part.isdecimal())
 
 
 def _match(
