@@ -24,7 +24,7 @@ from benchmarks.step_gpu import drain, submit
 from facet.adapter import AdapterSource
 from facet.config import EngineConfig
 from facet.engine.engine import Engine, make_engine
-from facet.model.adapters.adapter_file import adaptable_targets
+from facet.model.adapters.matching import adaptable_targets
 from tests.published_configs import text_only
 from tests.tiny_adapters import write_adapter
 

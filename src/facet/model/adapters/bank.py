@@ -17,15 +17,8 @@ from facet.kernels.low_rank.matrices import padded_rank
 from facet.layers.adapted_weight import AdaptedExperts, AdaptedWeight
 from facet.layers.linear import Linear
 from facet.layers.weight import DenseWeight
-from facet.model.adapters.adapter_file import (
-    AdapterFile,
-    LowRankPair,
-    adaptable_targets,
-    ending_of,
-    find_adapter,
-    is_of_experts,
-    read_adapter_file,
-)
+from facet.model.adapters.adapter_file import AdapterFile, find_adapter, read_adapter_file
+from facet.model.adapters.matching import LowRankPair, adaptable_targets, ending_of, is_of_experts
 from facet.model.gemma import Gemma
 from facet.model.hub import access_of
 from facet.model.quantized.matching import cut_values
