@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from facet.adapter import AdapterSource
 from facet.server.page_routes import INDEX, PageFile, page_files
 from tests.server.conftest import Scripted
 from tests.server.running import PATIENCE, RunningServer, wait_until
@@ -157,6 +158,20 @@ def test_the_engine_works_for_it_only_when_asked_and_once_for_all(scripted: Scri
         for watcher in watchers:
             watcher.join()
         assert 1 <= engine.num_live_views <= 3
+
+
+def test_the_live_view_names_the_adapters_there_are(scripted: Scripted) -> None:
+    def adapters() -> Any:
+        return live(server)["model"]["adapters"]
+
+    with scripted("one", engine={"adapters": {"poet": "/adapters/poet"}}) as (server, engine):
+        assert adapters() == ["poet"]
+        assert "/adapters" not in server.get(LIVE).text, "where they lie is nobody's business"
+        engine.load_adapter(AdapterSource("clerk", "/adapters/clerk"))
+        wait_until(lambda: adapters() == ["poet", "clerk"])
+        for name in ("poet", "clerk"):
+            engine.unload_adapter(name)
+        wait_until(lambda: adapters() == [])
 
 
 def test_the_live_view_of_a_dead_engine(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 
+from facet.adapter import AdapterSource
+from facet.tokens import Tokenizer
 from tests.server.conftest import Scripted
 from tests.server.page_in_browser import HTML, LINKS, NO_LINKS, Page, start
 from tests.server.running import RunningServer, wait_until
@@ -26,10 +28,11 @@ def test_it_loads_by_itself(page: Page) -> None:
     assert page.browser.run("return document.activeElement.id") == "message"
     assert page.browser.count("button:not([type])") == 0
     names = page.browser.run(
-        "return [...document.querySelectorAll('button, textarea, input')].filter(each =>"
+        "return [...document.querySelectorAll('button, textarea, input, select')].filter(each =>"
         " !(each.ariaLabel || each.textContent.trim() || each.labels?.length)).map(each => each.id)"
     )
     assert names == [], "everything that can be operated has a name"
+    assert not page.browser.is_shown("#models"), "there is nothing to choose"
 
 
 def test_an_answer_streams_in(page: Page) -> None:
@@ -304,6 +307,54 @@ def test_the_picture_for_the_readme(page: Page) -> None:
     assert struct.unpack(">II", picture[16:24]) == (2560, 1600)
     assert "<|turn>tool\nclear<turn|>" in page.last_prompt()
     assert page.engine.submitted[-1].sampling.temperature == 0
+
+
+def test_an_adapter_is_chosen_and_goes(browser: Browser, scripted: Scripted, tokenizer: Tokenizer) -> None:
+    name = "<b>poet</b>"
+
+    def options() -> list[str]:
+        return [str(text) for text in browser.run("return [...document.querySelectorAll('option')].map(o => o.text)")]
+
+    def asked() -> str | None:
+        """The adapter of one more request."""
+        num_asked = len(engine.submitted)
+        page.ask("plain")
+        wait_until(lambda: len(engine.submitted) > num_asked)
+        assert page.answer() == "one two three"
+        return engine.submitted[-1].adapter
+
+    adapters = {"clerk": "/adapters/clerk", name: "/adapters/poet"}
+    with scripted("one two three", engine={"adapters": adapters}) as (server, engine):
+        start(browser, server)
+        page = Page(browser, server, engine, tokenizer)
+        browser.wait_for("#models")
+        assert options() == ["tiny", "clerk", name]
+        assert not browser.is_shown("#model")
+        assert asked() is None
+        assert "adapter" not in browser.text(".facts span")
+        browser.type("#models", name)
+        assert asked() == name
+        facts = browser.text(".answer:last-child .facts span")
+        assert facts.startswith(f"adapter {name} · ")
+        browser.reload()
+        browser.wait(lambda: browser.count(".answer") == 2)
+        assert browser.text(".answer:last-child .facts span") == facts
+        assert asked() == name, "remembered, also before the server has named its adapters"
+
+        engine.unload_adapter(name)
+        browser.wait_for("#notice", f"no longer has the adapter {name}")
+        assert (options(), browser.value("#models")) == (["tiny", "clerk"], "")
+        assert asked() is None
+        engine.load_adapter(AdapterSource(name, "/adapters/poet"))
+        browser.wait(lambda: browser.value("#models") == name)
+        assert asked() == name, "it is back"
+        for gone in (name, "clerk"):
+            engine.unload_adapter(gone)
+        browser.wait_for("#model", "tiny")
+        assert not browser.is_shown("#models")
+        assert asked() is None
+        assert browser.console() == []
+        browser.open("about:blank")
 
 
 def test_the_key_is_asked_for_and_kept_for_the_tab(browser: Browser, scripted: Scripted) -> None:

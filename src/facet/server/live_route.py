@@ -5,6 +5,8 @@ stream cannot; it keeps no connection open that a stopping server would have to 
 asking. It sends counters instead of rates, so that the server has to remember nothing about its pages.
 """
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,6 +18,12 @@ from facet.server.served_model import ServedModel
 from facet.version import __version__
 
 
+class NamedModel(LiveModel):
+    """The model, and what else requests may name at this moment."""
+
+    adapters: list[str]
+
+
 class LiveEndpoint:
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
@@ -24,21 +32,22 @@ class LiveEndpoint:
         view = await self._frontend.bridge.live_view()
         if view is None:
             raise HttpError(503, "The engine has not answered yet, because a step is taking long. Try again.")
-        response = json_response(live_response(view, self._frontend.model))
+        response = json_response(live_response(view, self._frontend.model, self._frontend.bridge.adapters))
         response.headers["cache-control"] = "no-store"
         return response
 
 
-def live_response(view: LiveView, model: ServedModel) -> LiveResponse:
+def live_response(view: LiveView, model: ServedModel, adapters: Sequence[str]) -> LiveResponse:
     stats, arena = view.stats, view.arena
     return LiveResponse(
         seconds=view.seconds,
-        model=LiveModel(
+        model=NamedModel(
             name=model.name,
             max_model_len=model.max_model_len,
             sampling_defaults=dict(model.asked.sampling_defaults),
             media=list(model.asked.media.kinds),
             version=__version__,
+            adapters=list(adapters),
         ),
         requests=LiveRequests(stats.num_running, stats.num_waiting, stats.num_preemptions),
         work=LiveWork(

@@ -85,8 +85,8 @@ def _refuse_misfits(source: AdapterSource, match: Match) -> None:
         )
     if not match.pairs:
         raise CheckpointError(
-            f"{_called(source)} changes nothing: it has {match.num_unused} tensors, all beside matrices that this model "
-            "does not use."
+            f"{_called(source)} changes nothing: all of its {match.num_unused} tensors are beside matrices that this "
+            "model does not use."
         )
 
 

@@ -8,6 +8,7 @@ import { render } from "./markdown.js";
 export class Answer {
   constructor({ onRetry, onResults, keepAtBottom }) {
     this.keepAtBottom = keepAtBottom;
+    this.adapter = null; // its name; none means the model itself
     this.content = "";
     this.thought = "";
     this.calls = [];
@@ -48,7 +49,7 @@ export class Answer {
 
   // A call that is still being written is not kept: it could be cut off anywhere.
   stored() {
-    const facts = this.isOpen ? "interrupted" : this.find(".facts span").textContent;
+    const facts = this.isOpen ? this.firstFacts("interrupted").join(" · ") : this.find(".facts span").textContent;
     return { ...this.wire(), facts, tool_calls: this.isOpen ? [] : this.calls };
   }
 
@@ -127,8 +128,12 @@ export class Answer {
     this.find(".retry").hidden = !can;
   }
 
+  firstFacts(why) {
+    return [this.adapter && `adapter ${this.adapter}`, why].filter(Boolean);
+  }
+
   facts(why) {
-    const parts = why ? [why] : [];
+    const parts = this.firstFacts(why);
     if (this.finishReason === "length") parts.push("cut off at the maximum number of tokens");
     if (this.first !== null) parts.push(`first token after ${((this.first - this.start) / 1000).toFixed(2)} s`);
     if (this.usage) {

@@ -72,9 +72,12 @@ export class Conversation {
     this.addResults(results.map(({ tool_call_id: id, name, content }) => ({ id, name, content })));
   }
 
-  startAnswer() {
+  // `adapter` is the name of the one that answers, or null.
+  startAnswer(adapter) {
     for (const view of this.views) if (view instanceof Answer) view.canRetry(false);
-    return this.addAnswer();
+    const answer = this.addAnswer();
+    answer.adapter = adapter;
+    return answer;
   }
 
   // A new answer, or one that was kept.

@@ -12,7 +12,7 @@ import { Settings, startTheme } from "./settings.js";
 
 startTheme();
 const keyDialog = byId("key-dialog");
-const settings = new Settings();
+const settings = new Settings({ onAdapterGone: sayGone });
 const composer = new Composer({ onSend: send });
 const conversation = new Conversation({ onRetry: retry, onResults: sendResults, onEdit: edit });
 const chatList = new ChatList({ onOpen: (id) => switchTo(readChat(id)), onRename: rename, onDelete: forget });
@@ -37,7 +37,7 @@ function mayAsk() {
 
 async function ask() {
   const asked = chat;
-  const answer = conversation.startAnswer();
+  const answer = conversation.startAnswer(settings.adapter);
   const messages = [...settings.systemMessages(), ...conversation.wire()];
   keep();
   setAsking(new AbortController());
@@ -176,17 +176,30 @@ function askForKey() {
 }
 
 function showModel(answer) {
-  byId("model").textContent = answer.model.name;
+  const { name, adapters = [] } = answer.model;
+  settings.showModels(name, adapters);
+  showHead(name, adapters.length > 0);
   byId("version").textContent = answer.model.version;
   byId("state").dataset.state = answer.requests.num_running ? "busy" : "ready";
   settings.showDefaults(answer.model.sampling_defaults);
   composer.tray.setKinds(answer.model.media);
 }
 
+// A text, or the choice among the models instead.
+function showHead(text, hasChoice) {
+  byId("model").textContent = text;
+  byId("model").hidden = hasChoice;
+  byId("model-choice").hidden = !hasChoice;
+}
+
 function showFailure(error) {
-  byId("model").textContent = error.message;
+  showHead(error.message, false);
   byId("state").dataset.state = "lost";
   if (error.status === 401 && !isKeyDeclined) askForKey();
+}
+
+function sayGone(adapter) {
+  composer.notice(`The server no longer has the adapter ${adapter}. The model answers without it.`);
 }
 
 document.addEventListener("keydown", (event) => {

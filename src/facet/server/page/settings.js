@@ -1,4 +1,5 @@
-// The user's settings: theme, tools, sampling, system prompt. Kept in the browser's local storage where there is one.
+// The user's settings: theme, model, tools, sampling, system prompt. Kept in the browser's local storage where there is
+// one.
 
 import { byId } from "./elements.js";
 import { read, readJson, write } from "./storage.js";
@@ -10,10 +11,18 @@ const STORE_NAME = "facet.settings";
 const THEME_NAME = "facet.theme";
 
 export class Settings {
-  constructor() {
+  // onAdapterGone gets the name of an adapter that was in use until the server gave it up.
+  constructor({ onAdapterGone }) {
+    this.onAdapterGone = onAdapterGone;
     this.tools = [];
     this.toolsError = null;
+    this.models = []; // as the select has them: the model itself, then its adapters
     const kept = readJson("localStorage", STORE_NAME) ?? {};
+    this.chosen = String(kept.model ?? ""); // the name of an adapter; none means the model itself
+    byId("models").addEventListener("input", () => {
+      this.chosen = byId("models").value;
+      this.changed();
+    });
     for (const id of REMEMBERED) {
       if (id in kept) byId(id)[id === "thinking" ? "checked" : "value"] = kept[id];
       byId(id).addEventListener("input", () => this.changed());
@@ -39,7 +48,7 @@ export class Settings {
   changed() {
     this.readTools();
     const entries = REMEMBERED.map((id) => [id, id === "thinking" ? byId(id).checked : byId(id).value]);
-    write("localStorage", STORE_NAME, JSON.stringify(Object.fromEntries(entries)));
+    write("localStorage", STORE_NAME, JSON.stringify({ ...Object.fromEntries(entries), model: this.chosen }));
   }
 
   readTools() {
@@ -69,7 +78,26 @@ export class Settings {
     const body = { chat_template_kwargs: { enable_thinking: byId("thinking").checked } };
     for (const id of NUMBERS) if (byId(id).value !== "") body[id] = Number(byId(id).value);
     if (this.tools.length) body.tools = this.tools;
+    if (this.adapter) body.model = this.adapter;
     return body;
+  }
+
+  // The adapter that is to answer, or null: the model itself. Until the server has named its adapters, the choice counts.
+  get adapter() {
+    const isThere = !this.models.length || this.models.indexOf(this.chosen, 1) > 0;
+    return this.chosen && isThere ? this.chosen : null;
+  }
+
+  // Offers the model and its adapters. A choice that the server does not have is kept: it counts again once it is back.
+  showModels(name, adapters) {
+    const models = [name, ...adapters];
+    // The select is left alone while nothing changes: it may be open.
+    if (models.length === this.models.length && models.every((each, at) => each === this.models[at])) return;
+    const before = this.models.length ? this.adapter : null;
+    this.models = models;
+    byId("models").replaceChildren(new Option(name, ""), ...adapters.map((adapter) => new Option(adapter)));
+    byId("models").value = this.adapter ?? "";
+    if (before && !this.adapter) this.onAdapterGone(before);
   }
 
   systemMessages() {
