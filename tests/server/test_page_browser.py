@@ -339,7 +339,7 @@ def test_an_adapter_is_chosen_and_goes(browser: Browser, scripted: Scripted, tok
         browser.reload()
         browser.wait(lambda: browser.count(".answer") == 2)
         assert browser.text(".answer:last-child .facts span") == facts
-        assert asked() == name, "remembered, also before the server has named its adapters"
+        assert asked() == name, "remembered"
 
         engine.unload_adapter(name)
         browser.wait_for("#notice", f"no longer has the adapter {name}")

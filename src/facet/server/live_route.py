@@ -18,12 +18,6 @@ from facet.server.served_model import ServedModel
 from facet.version import __version__
 
 
-class NamedModel(LiveModel):
-    """The model, and what else requests may name at this moment."""
-
-    adapters: list[str]
-
-
 class LiveEndpoint:
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
@@ -41,7 +35,7 @@ def live_response(view: LiveView, model: ServedModel, adapters: Sequence[str]) -
     stats, arena = view.stats, view.arena
     return LiveResponse(
         seconds=view.seconds,
-        model=NamedModel(
+        model=LiveModel(
             name=model.name,
             max_model_len=model.max_model_len,
             sampling_defaults=dict(model.asked.sampling_defaults),

@@ -82,7 +82,7 @@ export class Settings {
     return body;
   }
 
-  // The adapter that is to answer, or null: the model itself. Until the server has named its adapters, the choice counts.
+  // The adapter that is to answer; null means the model itself. A choice counts until the server has said what it has.
   get adapter() {
     const isThere = !this.models.length || this.models.indexOf(this.chosen, 1) > 0;
     return this.chosen && isThere ? this.chosen : null;

@@ -6,13 +6,14 @@ import msgspec
 
 
 class LiveModel(msgspec.Struct):
-    """What does not change while the server runs."""
+    """What requests may name, and what they find there. Only adapters change while the server runs."""
 
     name: str
     max_model_len: int
     sampling_defaults: dict[str, Any]
     media: list[str]  # what it reads besides text: "image", "audio", "video"
     version: str
+    adapters: list[str] = []
 
 
 class LiveRequests(msgspec.Struct):
