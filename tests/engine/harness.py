@@ -90,7 +90,7 @@ def make_engine(
     )
     runner.compile_kernels(Silent())
     runner.capture_graphs(Silent())
-    adapters = None if bank is None else Adapters(bank, runner.shift_of, is_divided=model.placement.group is not None)
+    adapters = None if bank is None else Adapters(bank, runner.shift_of)
     return Engine(runner, settings, drafter=drafter, adapters=adapters)
 
 

@@ -300,32 +300,34 @@ def test_engines_without_room_refuse(tiny_model: TinyModels) -> None:
 def test_ranks_have_shares_of_every_matrix(
     tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter], tmp_path: Path
 ) -> None:
-    """Beside cut inputs `down` is cut, beside cut outputs `up`; each rank reads its own."""
+    """Beside cut inputs `down` is cut, beside cut outputs `up`; each rank reads its own, at the start and later. What
+    one of them cannot read none has."""
     tiny = tiny_model(SERVED)
     requests = [ask(str(index), tiny.prompt(9 + index), (None, "a", "b")[index]) for index in range(3)]
     expected = run(engine_with(tiny, *two_adapters), requests)
     steps: queue.Queue[bytes | None] = queue.Queue()
-    modules = tuple(f"{name}={adapter.folder}" for name, adapter in zip("ab", two_adapters, strict=True))
+    broken = write_adapter(tmp_path, adaptable_modules(tiny, "q_proj"), size=float("nan"))
 
     def answers(group: RankGroup) -> dict[str, Answer]:
-        config = ModelConfig(
-            model=str(tiny.folder), device="cpu", language_model_only=True, max_model_len=512, lora_modules=modules
-        )
+        first = (f"a={two_adapters[0].folder}",)
+        given = dict(model=str(tiny.folder), device="cpu", language_model_only=True, max_model_len=512)
+        config = ModelConfig(**given, lora_modules=first, max_loras=2, max_lora_rank=20)  # type: ignore[arg-type]
         loaded = load_model(config, group=group)
         engine = make_engine(loaded.model, bank=loaded.adapters)
+        adapters = engine._adapters
+        assert adapters is not None
         if not group.rank.plans:
-            follow(engine.runner, steps.get)  # type: ignore[arg-type]
+            follow(engine.runner, steps.get, adapters)  # type: ignore[arg-type]
             return {}
-        assert all("change by 0." in info.line for info in engine.adapters)
-        leading = Engine(
-            LeadingRunner(engine.runner, steps.put),  # type: ignore[arg-type]
-            engine.settings,
-            adapters=engine._adapters,
-        )
+        leading = LeadingRunner(engine.runner, steps.put)  # type: ignore[arg-type]
+        adapters.lead(leading.tell_of_adapter)
+        whole = Engine(leading, engine.settings, adapters=adapters)
         try:
-            with pytest.raises(ConfigError, match="adapters are loaded only at the start"):
-                leading.load_adapter(AdapterSource("c", str(two_adapters[0].folder)))
-            return run(leading, requests)
+            with pytest.raises(CheckpointError, match="not finite"):
+                whole.load_adapter(AdapterSource("b", str(broken.folder)))
+            whole.load_adapter(AdapterSource("b", str(two_adapters[1].folder)))
+            assert all("change by 0." in info.line for info in whole.adapters)
+            return run(whole, requests)
         finally:
             steps.put(None)
 

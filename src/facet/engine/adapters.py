@@ -1,5 +1,6 @@
 """The adapters of an engine by name: loads them, unloads them, and says what each one changes."""
 
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ from facet.model.adapters import AdapterBank, AdapterFile, AdapterRoom, find_ada
 from facet.model.hub import AS_USUAL
 from facet.model_spec import ModelSpec
 
+Tell = Callable[[int, AdapterSource], None]  # that an adapter is to be loaded under a number
+
 UNTRAINED = "it changes nothing: one of the two matrices of each pair is zero, as before training"
 
 
@@ -17,15 +20,19 @@ class Adapters:
     """Requests name an adapter; where it lies, a `PlacedAdapter` says from then on. So a name may be given anew while
     requests with the adapter it meant before are still running."""
 
-    def __init__(self, bank: AdapterBank, shift_of: Callable[[int], float], *, is_divided: bool) -> None:
-        """`shift_of`: by how much the adapter of a number changes logits. `is_divided`: among ranks."""
+    def __init__(self, bank: AdapterBank, shift_of: Callable[[int], float]) -> None:
+        """`shift_of`: by how much the adapter of a number changes logits. All ranks ask together."""
         self._bank = bank
         self._shift_of = shift_of
-        self._is_divided = is_divided
+        self._tell_others: Tell | None = None
         self._numbers: dict[str, int] = {}
         self._infos: dict[str, AdapterInfo] = {}
         for number, file in bank.placed.items():
-            self._enter(number, file)
+            self._enter(file, number, self._checked_shift(number, file))
+
+    def lead(self, tell: Tell) -> None:
+        """Lets other ranks hear of every adapter, which they load as well (`load_as_told`)."""
+        self._tell_others = tell
 
     @property
     def infos(self) -> tuple[AdapterInfo, ...]:
@@ -43,23 +50,28 @@ class Adapters:
     def load(self, source: AdapterSource, spec: ModelSpec, used: Collection[int]) -> None:
         """`used`: numbers of adapters that requests have."""
         check_adapter_name(source.name)
-        if self._is_divided:
-            raise ConfigError(
-                "With --tensor-parallel-size above 1, adapters are loaded only at the start. Name it in --lora-modules."
-            )
         if source.name in self._numbers:
             raise ConfigError(f"The adapter {source.name} is loaded already. Unload it first, or use another name.")
         file = read_adapter_file(source, find_adapter(source, AS_USUAL), spec)
         self._bank.room.check(file)
         number = self._free_number(source.name, used)
-        self._bank.put(number, file)
-        self._enter(number, file)
+        if self._tell_others is not None:
+            self._tell_others(number, source)
+        self._enter(file, number, self._put(number, file))
+
+    def load_as_told(self, number: int, source: AdapterSource, spec: ModelSpec) -> None:
+        """Loads what the leading rank loads. That rank tells why, where it comes to nothing."""
+        found: AdapterFile | Exception
+        try:
+            found = read_adapter_file(source, find_adapter(source, AS_USUAL), spec)
+        except (UserError, OSError) as error:
+            found = error
+        with contextlib.suppress(UserError):
+            self._put(number, found)
 
     def unload(self, name: str) -> None:
         if name not in self._numbers:
             raise unknown_adapter(name, self._numbers)
-        if self._is_divided:
-            raise ConfigError("With --tensor-parallel-size above 1, adapters stay loaded.")
         del self._numbers[name], self._infos[name]
 
     def load_again(self) -> None:
@@ -75,7 +87,21 @@ class Adapters:
         if lost:
             raise CheckpointError(f"The model is awake, but without adapters that could not be read: {'; '.join(lost)}")
 
-    def _enter(self, number: int, file: AdapterFile) -> None:
+    def _put(self, number: int, file: AdapterFile | Exception) -> float:
+        """Puts an adapter where it belongs, on all ranks or on none. Returns by how much it changes logits."""
+        error = file if isinstance(file, Exception) else None
+        if not isinstance(file, Exception):
+            try:
+                self._bank.put(number, file)
+            except (UserError, OSError) as failure:
+                error = failure
+        if not self._bank.all_ranks_have_it(error is None):
+            self._bank.remove(number)
+            raise CheckpointError(str(error) if error is not None else "Another rank could not read the adapter.")
+        assert not isinstance(file, Exception), "who has it has read it"
+        return self._checked_shift(number, file)
+
+    def _checked_shift(self, number: int, file: AdapterFile) -> float:
         shift = self._shift_of(number)
         if not shift < float("inf"):
             self._bank.remove(number)
@@ -83,6 +109,9 @@ class Adapters:
                 f"The adapter {file.source.name} ({file.source.path}) makes logits that are not finite. Was it trained "
                 "for this model, and to its end?"
             )
+        return shift
+
+    def _enter(self, file: AdapterFile, number: int, shift: float) -> None:
         self._numbers[file.source.name] = number
         self._infos[file.source.name] = AdapterInfo(file.source.name, file.source.path, receipt(file, shift))
 

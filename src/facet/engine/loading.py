@@ -133,7 +133,7 @@ def make_runner(
             clock.ends("steps timed")
         adapters = None
         if loaded.adapters is not None:
-            adapters = Adapters(loaded.adapters, runner.shift_of, is_divided=group is not None)
+            adapters = Adapters(loaded.adapters, runner.shift_of)
             clock.ends("adapters")
         if group is not None:
             group.meet(device)  # a model is ready once all its ranks are

@@ -168,6 +168,8 @@ def _lead(
             socket.send(message)
 
     leading = LeadingRunner(ready.runner, send_step) if followers else ready.runner
+    if isinstance(leading, LeadingRunner) and ready.adapters is not None:
+        ready.adapters.lead(leading.tell_of_adapter)
     engine = Engine(leading, ready.settings, ready.folder, ready.drafter, ready.sleeper, ready.adapters)
     if loads_grammars:
         engine.load_grammars(in_background=False)
@@ -186,7 +188,7 @@ def _lead(
 
 
 def _follow(group: RankGroup, wires: _Wires, start: _Start) -> None:
-    runner = start().runner
+    ready = start()
     with closing(wires.context.socket(zmq.PULL)) as steps:
         wires.network.connect(steps, wires.store.get(steps_of(group.rank.index)).decode())
 
@@ -196,7 +198,7 @@ def _follow(group: RankGroup, wires: _Wires, start: _Start) -> None:
                     return None  # and rank 0 will notice too
             return steps.recv() or None
 
-        follow(runner, receive)
+        follow(ready.runner, receive, ready.adapters)
 
 
 def _loop(service: EngineService, inbox: Socket, send: _Send, front_is_gone: Callable[[], bool]) -> None:

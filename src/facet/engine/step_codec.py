@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from facet.adapter import AdapterSource
 from facet.step import StepMasks, StepPlan
 
 
@@ -28,6 +29,16 @@ def decode_masks(message: bytes) -> StepMasks | None:
     return _MASKS_DECODER.decode(message)
 
 
+def encode_adapter(number: int, source: AdapterSource) -> bytes:
+    """That an adapter is to be loaded."""
+    return _OF_ADAPTERS + _ENCODER.encode((number, source))
+
+
+def decode_adapter(message: bytes) -> tuple[int, AdapterSource] | None:
+    """None: it is about something else."""
+    return _ADAPTER_DECODER.decode(message[1:]) if message.startswith(_OF_ADAPTERS) else None
+
+
 def _encode_array(array: Any) -> Any:
     assert isinstance(array, np.ndarray), f"a plan holds a {type(array).__name__}"
     return array.tobytes() if array.ndim == 1 else (array.shape, array.tobytes())
@@ -41,8 +52,10 @@ def _decode_array(array_type: Any, encoded: Any) -> Any:
     return np.frombuffer(data, scalar_type).reshape(shape)
 
 
+_OF_ADAPTERS = b"\xc1"  # a byte that begins nothing in this encoding
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 _PLAN_DECODER = msgspec.msgpack.Decoder(StepPlan, dec_hook=_decode_array)
+_ADAPTER_DECODER = msgspec.msgpack.Decoder(tuple[int, AdapterSource])
 _MASKS_DECODER: msgspec.msgpack.Decoder[StepMasks | None] = msgspec.msgpack.Decoder(
     StepMasks | None, dec_hook=_decode_array
 )

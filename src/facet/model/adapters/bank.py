@@ -157,6 +157,11 @@ class AdapterBank:
             raise
         self._placed[number] = file
 
+    def all_ranks_have_it(self, this_has: bool) -> bool:
+        """Whether every rank that shares the model could do as this one. All ask together."""
+        group = self._model.placement.group
+        return this_has if group is None else group.least(int(this_has), self._model.placement.device) == 1
+
     def remove(self, number: int) -> None:
         self._placed.pop(number, None)
         for weight in self._weights.values():
