@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -12,8 +11,7 @@ from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.low_rank import LowRankMatrices, add_low_rank
 from facet.kernels.low_rank.matrices import padded_rank
 from facet.kernels.moe import run_changed_experts
-from facet.kernels.per_layer_input import MixArguments
-from facet.kernels.rounded_rows import RowCodes
+from facet.layers.quantized_weight import ProductWeight
 from facet.layers.weight import DenseWeight, Inputs, Values, Weight
 
 
@@ -38,7 +36,7 @@ class RowAdapters:
         return self._numbers
 
 
-class AdaptedWeight(Weight):
+class AdaptedWeight(ProductWeight):
     """A weight of any kind, and the matrices of so many adapters.
 
     What is elsewhere joined to a product, such as the activation behind it, is apart from it here: what adapters add
@@ -57,7 +55,7 @@ class AdaptedWeight(Weight):
         super().__init__()
         self.base = base
         self._rows = rows
-        self._arithmetic = arithmetic
+        self.arithmetic = arithmetic
         rank, starts = padded_rank(rank), [0]
         for size in parts:
             starts.append(starts[-1] + size)
@@ -84,49 +82,22 @@ class AdaptedWeight(Weight):
         """An activation has the sums before it, not the product alone."""
         self.base.prepare(is_gated=False)
 
-    def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:
+    @property
+    def has_kernels(self) -> bool:
+        return not isinstance(self.base, ProductWeight) or self.base.has_kernels
+
+    def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
+        assert expert is None, "experts are another class"
         product = self.base.linear(x, rows)
         numbers = self._rows.numbers
         if numbers is not None:
             matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
             first = 0 if rows is None or rows.start is None else rows.start
-            add_low_rank(product, x, numbers, matrices, self._arithmetic.linear, first=first)
+            add_low_rank(product, x, numbers, matrices, self.arithmetic.linear, first=first)
         return product
 
-    def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
-        """Rounds nothing: a product that wants codes makes them itself."""
-        return self._arithmetic.geglu(self.linear(x))
-
-    def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:
-        return self._arithmetic.sparse_geglu(self.linear(x), cutoff_deviations)
-
-    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
-        return self._arithmetic.gate_per_layer_input(self.linear(x), per_layer_input)
-
-    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
-        raise AssertionError("experts are another class")
-
-    def embed(self, token_ids: Tensor, scale: float) -> Tensor:
+    def look_up(self, ids: Tensor) -> Tensor:
         raise AssertionError("tables are not adapted")
-
-    def mix_looked_up_inputs(
-        self, context: Tensor, token_ids: Tensor, norm_weight: Tensor, **arguments: Unpack[MixArguments]
-    ) -> Tensor:
-        raise AssertionError("tables are not adapted")
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return self._arithmetic.rms_norm(x, weight, eps)
-
-    def add_norm(
-        self,
-        residual: Tensor,
-        update: Tensor,
-        update_weight: Tensor,
-        weight: Tensor | None,
-        eps: float,
-        scale: Tensor | None,
-    ) -> tuple[Tensor, Inputs | None]:
-        return self._arithmetic.add_norm(residual, update, update_weight, weight, eps, scale)
 
 
 class AdaptedExperts(AdaptedWeight):
@@ -174,13 +145,13 @@ class AdaptedExperts(AdaptedWeight):
             self._values,
             down._values,
             (partial(self._change, pair_numbers), partial(down._change, pair_numbers)),
-            linear=self._arithmetic.linear,
-            geglu=self._arithmetic.geglu,
+            linear=self.arithmetic.linear,
+            geglu=self.arithmetic.geglu,
         )
 
     def _change(self, pair_numbers: Tensor, results: Tensor, inputs: Tensor, pairs: Tensor) -> None:
         matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
-        add_low_rank(results, inputs, pair_numbers[pairs], matrices, self._arithmetic.linear)
+        add_low_rank(results, inputs, pair_numbers[pairs], matrices, self.arithmetic.linear)
 
     def _places(self, number: int) -> slice:
         return slice((number - 1) * self._num_experts, number * self._num_experts)
