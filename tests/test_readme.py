@@ -37,6 +37,7 @@ REPOSITORY = Path(__file__).parent.parent
 README = REPOSITORY / "README.md"
 ADDRESS = "localhost:8000"
 PICTURE = "docs/page.png"
+EXAMPLES = "examples"  # what commands name as if they were typed in the repository
 BY_SERVER, JSON_KEYS, WORDS = "printed by the server", "prints JSON with these keys", "prints the words of a model"
 NOT_HERE = ("needs a network", "needs a GPU")
 # The doctor takes minutes on a processor that has no instructions for bfloat16.
@@ -155,6 +156,8 @@ def run_block(block: Block, server: Server, folder: Path) -> str:
         facet.write_text(f'#!/bin/sh\nexec {" ".join(map(_quoted, command_with(BUNDLE)))} "$@"\n')
         facet.chmod(facet.stat().st_mode | stat.S_IXUSR)
         command = ["bash", "-euo", "pipefail", "-c", text]
+    if not (folder / EXAMPLES).exists():
+        (folder / EXAMPLES).symlink_to(REPOSITORY / EXAMPLES)
     variables = environment()
     variables["PATH"] = f"{folder}{os.pathsep}{variables['PATH']}"
     done = subprocess.run(

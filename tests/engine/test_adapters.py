@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional
 
 from facet.adapter import AdapterSource
@@ -32,6 +34,9 @@ from tests.tiny_adapters import TinyAdapter, adaptable_modules, expert_parameter
 from tests.tiny_models import BASE_NAMES, TinyModel
 
 TinyModels = Callable[[str], TinyModel]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+PROMPT = [2, *range(40, 70, 3)]
+_EXPECTED: dict[str | None, list[int]] = {}  # what each adapter of `changing` answers to it
 SERVED = "gemma4_e2b_small"
 
 
@@ -253,6 +258,80 @@ def test_loaded_and_unloaded_while_requests_run(
     engine.unload_adapter("a")
     with pytest.raises(RequestError, match="no adapter 'a'"):
         engine.unload_adapter("a")
+
+
+@pytest.fixture(scope="module")
+def changing(tiny_model: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, dict[str, Path]]:
+    """An engine with room for two adapters, and three to load under any name."""
+    tiny, folder = tiny_model(SERVED), tmp_path_factory.mktemp("changing")
+    for index, name in enumerate("xyz"):
+        write_adapter(folder / name, adaptable_modules(tiny, "q_proj", "down_proj"), seed=index, size=0.6)
+    loaded = load(tiny.folder, enable_lora=True, max_loras=2, lora_target_modules=("q_proj", "down_proj"))
+    return make_engine(loaded.model, bank=loaded.adapters, max_num_seqs=4), {name: folder / name for name in "xyz"}
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("load"), st.sampled_from("mn"), st.sampled_from("xyz")),
+    st.tuples(st.just("unload"), st.sampled_from("mn"), st.none()),
+    st.tuples(st.just("ask"), st.sampled_from(["m", "n", None]), st.none()),
+    st.tuples(st.just("step"), st.none(), st.none()),
+)
+
+
+@settings(max_examples=20)
+@given(st.lists(OPERATIONS, min_size=4, max_size=25))
+def test_names_come_and_go_while_requests_run(
+    changing: tuple[Engine, dict[str, Path]], operations: list[tuple[str, str | None, str | None]]
+) -> None:
+    """Whatever a name means later, a request is answered by what it meant when it was asked."""
+    engine, folders = changing
+    meant: dict[str, str] = {}  # by name: the adapter that is loaded under it
+    asked: dict[str, str | None] = {}  # by request
+    answers: dict[str, list[int]] = {}
+
+    def step() -> None:
+        for event in engine.step():
+            answers[event.request_id] += event.token_ids
+
+    for kind, name, adapter in [*operations, ("unload", "m", None), ("unload", "n", None)]:
+        try:
+            if kind == "load":
+                assert name is not None
+                assert adapter is not None
+                engine.load_adapter(AdapterSource(name, str(folders[adapter])))
+                assert name not in meant
+                meant[name] = adapter
+            elif kind == "unload":
+                assert name is not None
+                engine.unload_adapter(name)
+                del meant[name]
+            elif kind == "ask":
+                request_id = str(len(asked))
+                request = replace(ask(request_id, PROMPT, name, max_tokens=4), sampling=GREEDY)
+                engine.submit(request)
+                answers[request_id] = []
+                asked[request_id] = None if name is None else meant[name]
+            else:
+                step()
+        except CapacityError:
+            assert len(meant) < 2 or kind == "load"
+        except RequestError:
+            assert name not in meant
+        except ConfigError:
+            assert name in meant
+        assert {info.name: Path(info.path).name for info in engine.adapters} == meant
+    while engine.has_work:
+        step()
+    for adapter in {*asked.values()}:
+        if adapter not in _EXPECTED:
+            if adapter is not None:
+                engine.load_adapter(AdapterSource("alone", str(folders[adapter])))
+            request = replace(ask("alone", PROMPT, adapter and "alone", max_tokens=4), sampling=GREEDY)
+            _EXPECTED[adapter] = run(engine, [request])["alone"].token_ids
+            if adapter is not None:
+                engine.unload_adapter("alone")
+    assert answers == {request_id: _EXPECTED[adapter] for request_id, adapter in asked.items()}
+    assert len({tuple(tokens) for tokens in _EXPECTED.values()}) == len(_EXPECTED), "adapters can be told apart"
 
 
 def test_room_is_planned_as_it_is_taken(tiny_model: TinyModels) -> None:
