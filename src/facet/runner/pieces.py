@@ -77,7 +77,7 @@ class PieceBuffers:
         *,
         block_tables: tuple[Tensor, ...],
         scratch_seat: int,
-        seat_adapters: Tensor | None,
+        seat_adapters: Tensor | None = None,
     ) -> "PieceBuffers":
         spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
         streams = () if spec.altup is None else (spec.altup.num_streams,)
