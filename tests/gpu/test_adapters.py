@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.arithmetic import BATCH_INVARIANT
-from facet.kernels.low_rank import LowRankMatrices, add_low_rank, cases, reference
+from facet.kernels.low_rank import AdapterRows, LowRankMatrices, add_low_rank, cases, reference
 from tests.engine.harness import make_engine, run
 from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
 from tests.engine.test_adapters import ask, load, prompt_logprobs, with_adapters
@@ -31,8 +31,8 @@ def inputs(case: cases.Case, num_rows: int) -> tuple[Tensor, Tensor, Tensor, Low
 def test_kernels_do_what_the_definition_says(case: cases.Case, num_rows: int) -> None:
     product, x, numbers, matrices = inputs(case, num_rows)
     expected = product.clone()
-    reference.add_low_rank(expected, x, numbers, matrices, functional.linear)
-    add_low_rank(product, x, numbers, matrices, functional.linear)
+    reference.add_low_rank(expected, x, AdapterRows(numbers), matrices, functional.linear)
+    add_low_rank(product, x, AdapterRows(numbers), matrices, functional.linear)
     cases.HALF.check(product, expected)
 
 
@@ -40,11 +40,11 @@ def test_kernels_do_what_the_definition_says(case: cases.Case, num_rows: int) ->
 def test_number_of_rows_changes_no_bit(case: cases.Case) -> None:
     product, x, numbers, matrices = inputs(case, 300)
     before = product.clone()
-    add_low_rank(product, x, numbers, matrices, functional.linear)
+    add_low_rank(product, x, AdapterRows(numbers), matrices, functional.linear)
     for first, count in ((7, 1), (5, 20), (60, 64), (40, 100)):
         rows = slice(first, first + count)
         some = before[rows].clone()
-        add_low_rank(some, x[rows], numbers[rows], matrices, functional.linear)
+        add_low_rank(some, x[rows], AdapterRows(numbers[rows]), matrices, functional.linear)
         assert torch.equal(some, product[rows])
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.linear import invariant_linear
-from facet.kernels.low_rank import LowRankMatrices, add_low_rank, cases
+from facet.kernels.low_rank import AdapterRows, LowRankMatrices, add_low_rank, cases
 from facet.kernels.low_rank.matrices import padded_rank
 
 DTYPES = {torch.float32: cases.FLOAT32, torch.float16: cases.HALF}
@@ -40,7 +40,7 @@ def test_each_row_has_its_own_adapter(case: cases.Case, dtype: torch.dtype) -> N
     numbers = some_numbers(11, case.num_adapters)
     assert set(numbers.tolist()) == set(range(case.num_adapters + 1))
     expected = formula(product, x, numbers, matrices)
-    add_low_rank(product, x, numbers, matrices, functional.linear)
+    add_low_rank(product, x, AdapterRows(numbers), matrices, functional.linear)
     DTYPES[dtype].check(product, expected)
 
 
@@ -50,7 +50,7 @@ def test_some_of_the_outputs(first: int, end: int) -> None:
     matrices, (x, product) = case.matrices(torch.float32), case.rows(7, torch.float32)
     numbers, some = some_numbers(7, case.num_adapters), product[:, first:end].clone()
     expected = formula(some, x, numbers, matrices, first)
-    add_low_rank(some, x, numbers, matrices, functional.linear, first=first)
+    add_low_rank(some, x, AdapterRows(numbers), matrices, functional.linear, first=first)
     cases.FLOAT32.check(some, expected)
 
 
@@ -59,7 +59,7 @@ def test_rows_without_an_adapter_keep_every_bit() -> None:
     matrices, (x, product) = case.matrices(torch.float32), case.rows(7, torch.float32)
     matrices.down.fill_(torch.nan)
     before = product.clone()
-    add_low_rank(product, x, torch.zeros(7, dtype=torch.int32), matrices, functional.linear)
+    add_low_rank(product, x, AdapterRows(torch.zeros(7, dtype=torch.int32)), matrices, functional.linear)
     assert torch.equal(product, before)
 
 
@@ -69,8 +69,8 @@ def test_company_changes_no_bit(num_rows: int, seed: int) -> None:
     matrices, (x, product) = case.matrices(torch.float32), case.rows(num_rows, torch.float32, seed=seed)
     numbers = torch.randint(0, 4, (num_rows,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
     alone = product[:1].clone()
-    add_low_rank(product, x, numbers, matrices, invariant_linear)
-    add_low_rank(alone, x[:1], numbers[:1], matrices, invariant_linear)
+    add_low_rank(product, x, AdapterRows(numbers), matrices, invariant_linear)
+    add_low_rank(alone, x[:1], AdapterRows(numbers[:1]), matrices, invariant_linear)
     assert torch.equal(product[:1], alone)
 
 
@@ -102,7 +102,7 @@ class TestTriton:
         matrices, (x, product) = case.matrices(dtype), case.rows(num_rows, dtype)
         numbers = some_numbers(num_rows, case.num_adapters) if num_rows > 1 else torch.full((1,), 2, dtype=torch.int32)
         got = self._add(product, x, numbers, matrices)
-        add_low_rank(product, x, numbers, matrices, functional.linear)
+        add_low_rank(product, x, AdapterRows(numbers), matrices, functional.linear)
         DTYPES[dtype].check(got, product)
 
     def test_some_of_the_outputs(self) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.arithmetic import Arithmetic
-from facet.kernels.low_rank import LowRankMatrices, add_low_rank
+from facet.kernels.low_rank import AdapterRows, LowRankMatrices, add_low_rank
 from facet.kernels.low_rank.matrices import padded_rank
 from facet.kernels.moe import run_changed_experts
 from facet.layers.quantized_weight import ProductWeight
@@ -19,21 +19,22 @@ class RowAdapters:
     """Which adapter each row of a pass has: told at the beginning of the pass, asked by every product in it."""
 
     def __init__(self) -> None:
-        self._numbers: Tensor | None = None
+        self._of_pass: AdapterRows | None = None
 
     def choose(self, rows: AttentionRows) -> None:
         """The rows of the pass that begins. Without adapters of seats, no row has one."""
-        self._numbers = None if rows.seat_adapters is None else rows.seat_adapters[rows.seats]
+        numbers = None if rows.seat_adapters is None else rows.seat_adapters[rows.seats]
+        self._of_pass = None if numbers is None else AdapterRows(numbers)
 
     def keep(self, rows: Tensor) -> None:
         """Only these rows go on."""
-        if self._numbers is not None:
-            self._numbers = self._numbers[rows]
+        if self._of_pass is not None:
+            self._of_pass = AdapterRows(self._of_pass.numbers[rows])
 
     @property
-    def numbers(self) -> Tensor | None:
-        """[rows] int32, 0: none."""
-        return self._numbers
+    def of_pass(self) -> AdapterRows | None:
+        """None: no row has one."""
+        return self._of_pass
 
 
 class AdaptedWeight(ProductWeight):
@@ -89,11 +90,11 @@ class AdaptedWeight(ProductWeight):
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
         assert expert is None, "experts are another class"
         product = self.base.linear(x, rows)
-        numbers = self._rows.numbers
-        if numbers is not None:
+        adapters = self._rows.of_pass
+        if adapters is not None:
             matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
             first = 0 if rows is None or rows.start is None else rows.start
-            add_low_rank(product, x, numbers, matrices, self.arithmetic.linear, first=first)
+            add_low_rank(product, x, adapters, matrices, self.arithmetic.linear, first=first)
         return product
 
     def look_up(self, ids: Tensor) -> Tensor:
@@ -132,9 +133,10 @@ class AdaptedExperts(AdaptedWeight):
 
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
         assert isinstance(down, AdaptedExperts), "both matrices of an expert are of one kind"
-        numbers = self._rows.numbers
-        if numbers is None:
+        adapters = self._rows.of_pass
+        if adapters is None:
             return self.base.run_experts(x, weights, chosen, down.base)
+        numbers = adapters.numbers
         # Each expert of an adapter counts as an adapter by itself.
         firsts = ((numbers - 1) * self._num_experts + 1)[:, None]
         pair_numbers = torch.where(numbers[:, None] > 0, firsts + chosen, 0).to(torch.int32).flatten()
@@ -151,7 +153,7 @@ class AdaptedExperts(AdaptedWeight):
 
     def _change(self, pair_numbers: Tensor, results: Tensor, inputs: Tensor, pairs: Tensor) -> None:
         matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
-        add_low_rank(results, inputs, pair_numbers[pairs], matrices, self.arithmetic.linear)
+        add_low_rank(results, inputs, AdapterRows(pair_numbers[pairs]), matrices, self.arithmetic.linear)
 
     def _places(self, number: int) -> slice:
         return slice((number - 1) * self._num_experts, number * self._num_experts)

@@ -1,7 +1,9 @@
-"""The matrices of all adapters beside those of one product."""
+"""The matrices of all adapters beside those of one product, and the rows that go through them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 LEAST_RANK = 16  # that products on tensor cores take; adapters of lower rank are filled up with zeros
@@ -29,3 +31,18 @@ class LowRankMatrices:
 def padded_rank(rank: int) -> int:
     """The rank that matrices are filled up to: a power of two."""
     return max(LEAST_RANK, 1 << (rank - 1).bit_length())
+
+
+class AdapterRows:
+    """The adapter of each row. `numbers` [rows] int32: of adapters from 1 on, 0 for rows without one."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers
+
+    @cached_property
+    def by_adapter(self) -> list[tuple[int, Tensor | slice]]:
+        """The rows of each adapter that some have; a slice where all do. On a GPU, this waits for it."""
+        present = [number for number in torch.unique(self.numbers).tolist() if number > 0]
+        if len(present) == 1 and bool((self.numbers > 0).all()):
+            return [(present[0], slice(None))]
+        return [(number, (self.numbers == number).nonzero()[:, 0]) for number in present]

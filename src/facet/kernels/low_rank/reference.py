@@ -2,24 +2,20 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from facet.kernels.low_rank.matrices import LowRankMatrices
+from facet.kernels.low_rank.matrices import AdapterRows, LowRankMatrices
 
 # x [rows, inputs] @ weight^T, weight [outputs, inputs].
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def add_low_rank(
-    product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankMatrices, linear: Product, *, first: int = 0
+    product: Tensor, x: Tensor, rows: AdapterRows, matrices: LowRankMatrices, linear: Product, *, first: int = 0
 ) -> None:
     """Both products are rounded to the type of x."""
-    for number in torch.unique(numbers).tolist():
-        if number == 0:
-            continue
-        rows = (numbers == number).nonzero()[:, 0]
+    for number, own in rows.by_adapter:
         down, up = matrices.down[number - 1], matrices.up[number - 1]
         for part, start, end in matrices.parts_within(first, first + product.shape[-1]):
-            added = linear(linear(x[rows], down[part]), up[start:end])
-            product[rows, start - first : end - first] += added
+            added = linear(linear(x[own], down[part]), up[start:end])
+            product[own, start - first : end - first] += added
