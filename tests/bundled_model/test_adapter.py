@@ -4,36 +4,35 @@ one in `examples` does what it says."""
 from itertools import islice
 from pathlib import Path
 
+import pytest
 import tokenizers
 import torch
 
-from facet import LLM, LoRARequest, SamplingParams
+from facet import SamplingParams
 from facet.config import ModelConfig
 from facet.model.loader import load_model
 from facet.request import Request
 from tests.bundled_model.test_export import logits_of, random_decoder
 from tests.bundled_model.toy_examples import TINY_CONFIG
 from tests.engine.harness import make_engine, run
+from tests.test_readme import REPOSITORY, WORDS, read_blocks
 from tools.bundled_model.adapter import Padded, add_low_rank, encode, export_adapter, loss_of, loud_dialogues
 from tools.bundled_model.checkpoint import checkpoint_tensors
 from tools.bundled_model.dialogues.conversation import ReplyTurn
 from tools.bundled_model.export import export
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "loud"
 
-
-def test_the_example_answers_in_capitals_beside_the_model_itself() -> None:
-    question = [{"role": "user", "content": "What is Facet?"}]
-    plain = "Facet is the engine that runs me. It serves Gemma models through an API like OpenAI's."
-    with LLM(show_progress=False, lora_modules=(f"loud={EXAMPLE}",)) as llm:
-        both = llm.chat(
-            [question, question],
-            SamplingParams(temperature=0, max_tokens=120),
-            use_tqdm=False,
-            lora_request=[None, LoRARequest("loud")],
-        )
-    assert [output.outputs[0].text for output in both] == [plain, plain.upper()]
-    assert (EXAMPLE / "adapter_model.safetensors").stat().st_size < 300_000
+def test_the_example_of_the_docs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model and the adapter in one batch: the second says what the first says, in capitals."""
+    blocks = read_blocks((REPOSITORY / "docs" / "adapters.md").read_text(encoding="utf-8"))
+    program = next(block for block in blocks if block.language == "python")
+    words = next(block for block in blocks if block.note == WORDS)
+    monkeypatch.chdir(REPOSITORY)
+    exec(compile(program.text, "docs/adapters.md", "exec"), {})
+    plain, loud = capsys.readouterr().out.splitlines()
+    assert f"{plain}\n{loud}\n" == words.text
+    assert loud == plain.upper()
+    assert (REPOSITORY / "examples" / "loud" / "adapter_model.safetensors").stat().st_size < 300_000
 
 
 def test_facet_computes_what_was_trained(tmp_path: Path, small_tokenizer: tokenizers.Tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -430,9 +431,10 @@ def test_beside_quantized_weights(
 
 
 def test_an_engine_in_another_process_says_what_it_loaded(
-    tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]
+    tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter], tmp_path: Path
 ) -> None:
     tiny = tiny_model(SERVED)
+    copies = Path(shutil.copytree(two_adapters[1].folder, tmp_path / "copies"))
     config = EngineConfig(
         model=str(tiny.folder),
         max_model_len=512,
@@ -445,10 +447,11 @@ def test_an_engine_in_another_process_says_what_it_loaded(
         enable_sleep_mode=True,
     )
     prompt = tiny.prompt(20)
-    expected = run(engine_with(tiny, *two_adapters), [ask(name, prompt, name) for name in "ab"])
+    asked = [ask(str(name), prompt, name) for name in ("a", "b", None)]
+    expected = run(engine_with(tiny, *two_adapters), asked)
 
-    def tokens(engine: RemoteEngine, name: str) -> list[int]:
-        engine.submit(replace(ask(name, prompt, name), sampling=SamplingParams(temperature=0.0, max_tokens=6)))
+    def tokens(engine: RemoteEngine, name: str | None) -> list[int]:
+        engine.submit(replace(ask(str(name), prompt, name), sampling=SamplingParams(temperature=0.0, max_tokens=6)))
         found: list[int] = []
         while True:
             for message in engine.receive():
@@ -472,7 +475,7 @@ def test_an_engine_in_another_process_says_what_it_loaded(
             line.startswith("Adapter a: rank 4 beside per_layer_model_projection, q_proj, ")
             for line in engine.info.lines
         )
-        engine.load_adapter(AdapterSource("b", str(two_adapters[1].folder)))
+        engine.load_adapter(AdapterSource("b", str(copies)))
         state = told(engine)
         assert isinstance(state, AdapterState)
         assert ([info.name for info in state.adapters], state.error) == (["a", "b"], None)
@@ -480,9 +483,20 @@ def test_an_engine_in_another_process_says_what_it_loaded(
         assert "b is loaded already" in (told(engine).error or "")
         for level in (1, 2):  # asleep at level 2, adapters are dropped as weights are, and read again
             engine.sleep(level)
-            assert told(engine) == SleepState(True)
+            state = told(engine)
+            assert isinstance(state, SleepState)
+            assert (state.is_asleep, state.error, len(state.adapters)) == (True, None, 2)
             engine.wake_up()
-            assert told(engine) == SleepState(False)
+            assert told(engine) == SleepState(False, None, state.adapters)
             assert [tokens(engine, name) for name in "ab"] == [expected[name].token_ids for name in "ab"]
         engine.unload_adapter("a")
-        assert [info.name for info in told(engine).adapters] == ["b"]  # type: ignore[union-attr]
+        assert [info.name for info in told(engine).adapters] == ["b"]
+        engine.sleep(2)
+        told(engine)
+        (copies / "adapter_model.safetensors").unlink()
+        engine.wake_up()
+        state = told(engine)
+        assert isinstance(state, SleepState)
+        assert (state.is_asleep, state.adapters) == (False, ())
+        assert "The model is awake, but without adapters that could not be read: b (" in (state.error or "")
+        assert tokens(engine, None) == expected["None"].token_ids

@@ -185,6 +185,7 @@ class LiveView(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class SleepState(msgspec.Struct, frozen=True, tag=True, array_like=True):
     is_asleep: bool
     error: str | None = None  # why it does not sleep, or wake up, as it was told to
+    adapters: tuple[AdapterInfo, ...] = ()  # that are loaded: some may be lost on the way
 
 
 class AdapterState(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -77,7 +77,7 @@ class EngineService:
                 self._engine.wake_up()
         except UserError as failure:
             error = str(failure)
-        return SleepState(self._engine.is_asleep, error)
+        return SleepState(self._engine.is_asleep, error, self._engine.adapters)
 
     def _load_or_unload(self, message: LoadAdapter | UnloadAdapter) -> AdapterState:
         error = None

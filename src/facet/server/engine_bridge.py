@@ -290,6 +290,7 @@ class EngineBridge:
             elif isinstance(message, LiveView):
                 self._live_view.deliver(message)
             elif isinstance(message, SleepState):
+                self.adapters = _names(message.adapters)
                 self.sleep_states.put_nowait(message)
             elif isinstance(message, AdapterState):
                 self.adapters = _names(message.adapters)
