@@ -138,7 +138,8 @@ def test_towers_that_were_not_trained_are_unused(
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3', but only LORA is supported"),
         ({"use_dora": True}, "use_dora is set, but DoRA is not supported. Merge it"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save names lm_head"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\], but whole modules"),
+        ({"modules_to_save": 5}, "modules_to_save is 5, but whole modules"),
         ({"bias": "all"}, "it trained biases"),
         ({"init_lora_weights": "pissa_niter_4"}, "changed the base model's weights, too"),
         ({"trainable_token_indices": [1]}, "trained rows of the embedding are not supported"),

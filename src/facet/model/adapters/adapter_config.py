@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from facet.errors import CheckpointError
-from facet.model.config_fields import ConfigFields, read_config_file
+from facet.model.config_fields import ConfigFields, read_config_file, shown
 
 Number = TypeVar("Number", int, float)
 
@@ -67,8 +67,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
             raise CheckpointError(f"{folder / CONFIG_FILE}: {name} is set, but {what} not supported. {_MERGE}")
     if values.get("modules_to_save"):
         raise CheckpointError(
-            f"{folder / CONFIG_FILE}: modules_to_save names {', '.join(map(str, values['modules_to_save']))}: whole "
-            f"modules that were trained beside the adapter are not supported. {_MERGE}"
+            f"{folder / CONFIG_FILE}: modules_to_save is {shown(values['modules_to_save'])}, but whole modules that were "
+            f"trained beside the adapter are not supported. {_MERGE}"
         )
     if values.get("bias", "none") != "none" or values.get("lora_bias"):
         raise CheckpointError(
