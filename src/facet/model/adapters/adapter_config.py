@@ -61,14 +61,16 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     fields = ConfigFields(values, CONFIG_FILE)
     kind = values.get("peft_type")
     if kind != "LORA":
-        raise CheckpointError(f"{folder / CONFIG_FILE}: peft_type is {kind!r}, but only LORA is supported. {_MERGE}")
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE}: peft_type is {shown(kind)}, but only LORA is supported. {_MERGE}"
+        )
     for name, what in _OTHER_KINDS.items():
         if values.get(name):
             raise CheckpointError(f"{folder / CONFIG_FILE}: {name} is set, but {what} not supported. {_MERGE}")
     if values.get("modules_to_save"):
         raise CheckpointError(
-            f"{folder / CONFIG_FILE}: modules_to_save is {shown(values['modules_to_save'])}, but whole modules that were "
-            f"trained beside the adapter are not supported. {_MERGE}"
+            f"{folder / CONFIG_FILE}: modules_to_save is {shown(values['modules_to_save'])}, but whole modules that "
+            f"were trained beside the adapter are not supported. {_MERGE}"
         )
     if values.get("bias", "none") != "none" or values.get("lora_bias"):
         raise CheckpointError(
@@ -77,7 +79,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     start = values.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASES):
         raise CheckpointError(
-            f"{folder / CONFIG_FILE}: init_lora_weights is {start!r}, which changed the base model's weights, too. "
+            f"{folder / CONFIG_FILE}: init_lora_weights is {shown(start)}, which changed the base model's weights, too. "
             "Save it with path_initial_model_for_weight_conversion, or merge it into the model's weights."
         )
     return AdapterConfig(
