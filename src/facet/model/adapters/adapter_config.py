@@ -79,8 +79,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     start = values.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASES):
         raise CheckpointError(
-            f"{folder / CONFIG_FILE}: init_lora_weights is {shown(start)}, which changed the base model's weights, too. "
-            "Save it with path_initial_model_for_weight_conversion, or merge it into the model's weights."
+            f"{folder / CONFIG_FILE}: init_lora_weights is {shown(start)}, which changed the base model's weights, "
+            "too. Save it with path_initial_model_for_weight_conversion, or merge it into the model's weights."
         )
     return AdapterConfig(
         rank=fields.integer("r", 8),
