@@ -17,6 +17,7 @@ class AdapterSource:
 
     name: str
     path: str
+    replaces: bool = False  # whichever is loaded under that name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Engines with adapters: each request gets its own, in any company, and what it gets is what training made."""
 
 import contextlib
+import json
 import queue
 import shutil
 from collections.abc import Callable, Sequence
@@ -191,6 +192,21 @@ def test_cached_prefixes_are_of_one_adapter(
     assert min(cached("4", "a"), cached("5", None), cached("6", "b")) > 0
 
 
+def test_no_salt_reads_as_an_adapter(tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]) -> None:
+    """A client that knows an adapter's bytes cannot put prefixes where the adapter's requests look for theirs."""
+    tiny = tiny_model(SERVED)
+    engine = engine_with(tiny, *two_adapters)
+    adapters = engine._adapters
+    assert adapters is not None
+    key, prompt = adapters.place_of("a").key, tiny.prompt(60)
+    for number, salt in enumerate((f"adapter {key} ", f"adapter {key} None", f"adapter {key} salt s", "None", "")):
+        for adapter, cache_salt in ((None, salt), ("a", None), ("a", "s")):
+            request = replace(ask(f"{number}", prompt, adapter), sampling=GREEDY, cache_salt=cache_salt)
+            answer = run(engine, [request])[f"{number}"]
+            assert answer.num_cached_tokens == 0 or (adapter is not None and number > 0)
+        engine.reset_prefix_cache() if number == 0 else None
+
+
 def test_the_same_adapter_under_two_names_shares_prefixes(
     tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]
 ) -> None:
@@ -337,6 +353,54 @@ def test_room_is_planned_as_it_is_taken(tiny_model: TinyModels) -> None:
     assert room_bytes(loaded.adapters.room, loaded.spec, 4) == loaded.adapters.num_bytes > 0
 
 
+def test_one_adapter_takes_the_place_of_another(
+    tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter], tmp_path: Path
+) -> None:
+    """What was there answers until the other does, and stays if nothing comes of it and a place is to spare."""
+    tiny = tiny_model(SERVED)
+    first, second = (AdapterSource("a", str(adapter.folder), replaces=True) for adapter in two_adapters)
+    expected = run(engine_with(tiny, *two_adapters), [ask(name, tiny.prompt(30), name) for name in "ab"])
+    broken = write_adapter(tmp_path, adaptable_modules(tiny, "q_proj"), size=float("nan"))
+    for num_places in (1, 2):
+        loaded = load(tiny.folder, enable_lora=True, max_loras=num_places, max_lora_rank=20)
+        engine = make_engine(loaded.model, bank=loaded.adapters)
+        engine.load_adapter(first)
+        engine.submit(ask("running", tiny.prompt(30), "a"))
+        tokens = [token for _ in range(3) for event in engine.step() for token in event.token_ids]
+        if num_places == 1:
+            with pytest.raises(CapacityError, match="all of it is taken"):
+                engine.load_adapter(second)
+        else:
+            engine.load_adapter(second)
+        assert len(engine.adapters) == 1
+        while engine.has_work:
+            tokens += [token for event in engine.step() for token in event.token_ids]
+        assert tokens == expected["a"].token_ids
+        engine.load_adapter(second)
+        assert run(engine, [ask("b", tiny.prompt(30), "a")])["b"].token_ids == expected["b"].token_ids
+        with pytest.raises(CheckpointError, match="not finite"):
+            engine.load_adapter(AdapterSource("a", str(broken.folder), replaces=True))
+        assert len(engine.adapters) == num_places - 1
+
+
+def test_what_is_read_again_is_as_the_files_are_now(
+    tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter], tmp_path: Path
+) -> None:
+    tiny = tiny_model(SERVED)
+    folder = Path(shutil.copytree(two_adapters[1].folder, tmp_path / "a"))
+    loaded = load(tiny.folder, lora_modules=(f"a={folder}",))
+    engine = make_engine(loaded.model, bank=loaded.adapters)
+    adapters, before = engine._adapters, engine.adapters[0].line
+    assert adapters is not None
+    key = adapters.place_of("a").key
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 1e-30}))
+    adapters.load_again(loaded.spec)
+    assert adapters.place_of("a").key != key
+    assert before.endswith("of their size")
+    assert engine.adapters[0].line.endswith("by less than they are rounded to")
+
+
 def test_an_adapter_that_was_never_trained_says_so(tiny_model: TinyModels, tmp_path: Path) -> None:
     tiny = tiny_model(SERVED)
     engine = engine_with(tiny, write_adapter(tmp_path, adaptable_modules(tiny, "q_proj"), size=0.0))
@@ -348,13 +412,19 @@ def test_numbers_that_are_not_finite_are_refused_and_leave_nothing(tiny_model: T
     tiny = tiny_model(SERVED)
     good = write_adapter(tmp_path / "good", adaptable_modules(tiny, "q_proj"))
     bad = write_adapter(tmp_path / "bad", adaptable_modules(tiny, "q_proj"), size=float("nan"))
-    huge = write_adapter(tmp_path / "huge", adaptable_modules(tiny, "q_proj"), alpha_pattern={"q_proj": 1e300})
-    loaded = load(tiny.folder, lora_modules=(f"a={good.folder}",), max_loras=2)
+    huge = write_adapter(tmp_path / "huge", adaptable_modules(tiny, "gate_proj", "up_proj"), size=1e30)
+    scaled = write_adapter(
+        tmp_path / "scaled", adaptable_modules(tiny, "q_proj"), size=1e10, alpha_pattern={"q_proj": 1e29}
+    )
+    endings = ("q_proj", "gate_proj", "up_proj")
+    loaded = load(tiny.folder, lora_modules=(f"a={good.folder}",), max_loras=2, lora_target_modules=endings)
     engine = make_engine(loaded.model, bank=loaded.adapters)
     prompt = tiny.prompt(20)
     before = run(engine, [ask("1", prompt, "a"), ask("2", prompt)])
     with pytest.raises(CheckpointError, match="not finite"):
         engine.load_adapter(AdapterSource("bad", str(bad.folder)))
+    with pytest.raises(CheckpointError, match="not finite"):
+        engine.load_adapter(AdapterSource("scaled", str(scaled.folder)))
     with pytest.raises(CheckpointError, match="makes logits that are not finite"):
         engine.load_adapter(AdapterSource("huge", str(huge.folder)))
     assert [info.name for info in engine.adapters] == ["a"]

@@ -147,6 +147,10 @@ def test_towers_that_were_not_trained_are_unused(
         ({"r": 8}, r"\[4, \d+\] and \[\d+, 4\] instead of \[8, \d+\]"),
         ({"lora_alpha": "much"}, "lora_alpha is 'much', but must be a number"),
         ({"rank_pattern": {"(": 4}}, "regular expressions"),
+        ({"rank_pattern": {"(?i)q_proj": 4}}, "regular expressions"),
+        ({"rank_pattern": {"([a-z_.0-9]+)+!": 4}}, "simple patterns"),
+        ({"rank_pattern": {"q_proj": 0}}, "positive numbers"),
+        ({"lora_alpha": 10**400}, "must be a number"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(

@@ -103,13 +103,14 @@ class ScriptedEngine:
     def sleep(self, level: int) -> None:
         assert not self._speaking, "who speaks does not sleep"
         self.sleeps.append(level)
-        self._inbox.put(SleepState(is_asleep=True))
+        self._inbox.put(SleepState(True, None, self._adapter_infos))
 
     def wake_up(self) -> None:
-        self._inbox.put(SleepState(is_asleep=self.cannot_wake_up is not None, error=self.cannot_wake_up))
+        self._inbox.put(SleepState(self.cannot_wake_up is not None, self.cannot_wake_up, self._adapter_infos))
 
     def load_adapter(self, source: AdapterSource) -> None:
-        error = f"There is an adapter {source.name}." if source.name in self.adapters else self.cannot_load
+        is_taken = source.name in self.adapters and not source.replaces
+        error = f"There is an adapter {source.name}." if is_taken else self.cannot_load
         if error is None:
             self.adapters[source.name] = source.path
         self._inbox.put(AdapterState(self._adapter_infos, error))

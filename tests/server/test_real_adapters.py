@@ -107,7 +107,9 @@ def test_from_python(server: RunningServer, model_folder: Path, root: Path, sepa
             assert [output.outputs[0].token_ids for output in outputs] == expected
             assert [output.lora_request for output in outputs] == given
         with pytest.raises(RequestError, match="max-loras"):
-            llm.generate(PROMPT, GREEDY, lora_request=clerk)
+            llm.generate([PROMPT] * 2, GREEDY, lora_request=[poet, clerk])
+        (other,) = llm.generate(PROMPT, GREEDY, lora_request=clerk)  # takes the place of the one not named
+        assert other.outputs[0].token_ids not in expected
         assert llm.generate(PROMPT, GREEDY, lora_request=poet)[0].outputs[0].token_ids == expected[0]
         chats = llm.chat([{"role": "user", "content": "one"}], GREEDY, lora_request=poet)
         assert chats[0].lora_request is poet

@@ -13,6 +13,7 @@ from facet.model_spec import ModelSpec
 
 Tell = Callable[[int, AdapterSource], None]  # that an adapter is to be loaded under a number
 
+TOO_SMALL = "it changes the logits of a probe by less than they are rounded to"
 UNTRAINED = "it changes nothing: one of the two matrices of each pair is zero, as before training"
 
 
@@ -28,6 +29,8 @@ class Adapters:
         self._numbers: dict[str, int] = {}
         self._infos: dict[str, AdapterInfo] = {}
         for number, file in bank.placed.items():
+            if not bank.all_ranks_have(file.key):
+                raise CheckpointError(f"Ranks have read different files of the adapter {file.source.name}.")
             self._enter(file, number, self._checked_shift(number, file))
 
     def lead(self, tell: Tell) -> None:
@@ -37,6 +40,10 @@ class Adapters:
     @property
     def infos(self) -> tuple[AdapterInfo, ...]:
         return tuple(self._infos.values())
+
+    @property
+    def num_places(self) -> int:
+        return self._bank.room.num_adapters
 
     def lines(self) -> list[str]:
         """What to tell people of those that are loaded."""
@@ -48,23 +55,27 @@ class Adapters:
         return self._bank.place_of(self._numbers[name])
 
     def load(self, source: AdapterSource, spec: ModelSpec, used: Collection[int]) -> None:
-        """`used`: numbers of adapters that requests have."""
+        """`used`: numbers of adapters that requests have. What is replaced stays where nothing comes of it, unless it
+        had the last place."""
         check_adapter_name(source.name)
-        if source.name in self._numbers:
+        before = self._numbers.get(source.name)
+        if before is not None and not source.replaces:
             raise ConfigError(f"The adapter {source.name} is loaded already. Unload it first, or use another name.")
-        file = read_adapter_file(source, find_adapter(source, AS_USUAL), spec)
+        file = _read(source, spec)
         self._bank.room.check(file)
         number = self._free_number(source.name, used)
+        if number == before:
+            self.unload(source.name)
         if self._tell_others is not None:
             self._tell_others(number, source)
         self._enter(file, number, self._put(number, file))
 
     def load_as_told(self, number: int, source: AdapterSource, spec: ModelSpec) -> None:
         """Loads what the leading rank loads. That rank tells why, where it comes to nothing."""
-        found: AdapterFile | Exception
+        found: AdapterFile | UserError
         try:
-            found = read_adapter_file(source, find_adapter(source, AS_USUAL), spec)
-        except (UserError, OSError) as error:
+            found = _read(source, spec)
+        except UserError as error:
             found = error
         with contextlib.suppress(UserError):
             self._put(number, found)
@@ -74,31 +85,34 @@ class Adapters:
             raise unknown_adapter(name, self._numbers)
         del self._numbers[name], self._infos[name]
 
-    def load_again(self) -> None:
-        """Reads all of them anew, after their memory was given back. Raises for those that are not there any more,
-        which are unloaded."""
+    def load_again(self, spec: ModelSpec) -> None:
+        """Reads all of them anew, as their files are now, after their memory was given back. Raises for those that are
+        lost, which are unloaded."""
         lost = []
         for name, number in list(self._numbers.items()):
+            source = self._bank.placed[number].source
+            self.unload(name)
             try:
-                self._bank.put(number, self._bank.placed[number])
-            except (UserError, OSError) as error:
-                self.unload(name)
+                file = _read(source, spec)
+                self._enter(file, number, self._put(number, file))
+            except UserError as error:
                 lost.append(f"{name} ({error})")
         if lost:
             raise CheckpointError(f"The model is awake, but without adapters that could not be read: {'; '.join(lost)}")
 
-    def _put(self, number: int, file: AdapterFile | Exception) -> float:
+    def _put(self, number: int, file: AdapterFile | UserError) -> float:
         """Puts an adapter where it belongs, on all ranks or on none. Returns by how much it changes logits."""
-        error = file if isinstance(file, Exception) else None
-        if not isinstance(file, Exception):
+        error = file if isinstance(file, UserError) else None
+        if not isinstance(file, UserError):
             try:
                 self._bank.put(number, file)
             except (UserError, OSError) as failure:
-                error = failure
-        if not self._bank.all_ranks_have_it(error is None):
+                error = CheckpointError(str(failure))
+        key = file.key if error is None and not isinstance(file, UserError) else None
+        if not self._bank.all_ranks_have(key):
             self._bank.remove(number)
-            raise CheckpointError(str(error) if error is not None else "Another rank could not read the adapter.")
-        assert not isinstance(file, Exception), "who has it has read it"
+            raise error or CheckpointError("Other ranks could not read the adapter, or have read another one.")
+        assert not isinstance(file, UserError), "who has it has read it"
         return self._checked_shift(number, file)
 
     def _checked_shift(self, number: int, file: AdapterFile) -> float:
@@ -113,12 +127,16 @@ class Adapters:
 
     def _enter(self, file: AdapterFile, number: int, shift: float) -> None:
         self._numbers[file.source.name] = number
-        self._infos[file.source.name] = AdapterInfo(file.source.name, file.source.path, receipt(file, shift))
+        self._infos[file.source.name] = AdapterInfo(
+            file.source.name, file.source.path, receipt(file, shift, has_effect=self._bank.has_effect(number))
+        )
 
     def _free_number(self, name: str, used: Collection[int]) -> int:
+        """A place that nothing is lost with; else that of the adapter which has the name, unless requests have it."""
         taken, most = set(self._numbers.values()), self._bank.room.num_adapters
+        own = self._numbers.get(name)
         for number in range(1, most + 1):
-            if number not in taken and number not in used:
+            if number not in used and (number not in taken or (number == own and len(taken | set(used)) >= most)):
                 return number
         leaving = most - len(taken)
         raise CapacityError(
@@ -128,9 +146,22 @@ class Adapters:
         )
 
 
-def receipt(file: AdapterFile, shift: float) -> str:
+def receipt(file: AdapterFile, shift: float, *, has_effect: bool) -> str:
     """What an adapter changes, for people: proof that it is applied."""
-    return f"{file.line}; {f'logits of a probe change by {shift:.2g} of their size' if shift > 0 else UNTRAINED}"
+    effect = f"logits of a probe change by {shift:.2g} of their size" if shift > 0 else TOO_SMALL
+    return f"{file.line}; {effect if has_effect else UNTRAINED}"
+
+
+def _read(source: AdapterSource, spec: ModelSpec) -> AdapterFile:
+    """Whatever is wrong with its files is the adapter's fault, and ends nothing else."""
+    try:
+        return read_adapter_file(source, find_adapter(source, AS_USUAL), spec)
+    except UserError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"The adapter {source.name} ({source.path}) cannot be read: {type(error).__name__}: {error}."
+        ) from error
 
 
 def unknown_adapter(name: str, known: Collection[str]) -> RequestError:

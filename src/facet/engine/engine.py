@@ -327,12 +327,17 @@ class Engine:
             level = self._sleeper.level
             self._sleeper.wake_up()
             if level == 2 and self._adapters is not None:
-                self._adapters.load_again()
+                self._adapters.load_again(self.runner.model.spec)
 
     @property
     def adapters(self) -> tuple[AdapterInfo, ...]:
         """Those that are loaded."""
         return () if self._adapters is None else self._adapters.infos
+
+    @property
+    def num_adapter_places(self) -> int:
+        """How many there is room for."""
+        return 0 if self._adapters is None else self._adapters.num_places
 
     def load_adapter(self, source: AdapterSource) -> None:
         """Loads an adapter under a name that is free, or raises `UserError`."""

@@ -108,6 +108,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_weight_bytes: int = 0  # of the first rank, as is the next
     num_gpu_bytes: int = 0  # weights and cache on its GPU; 0: on a CPU
     adapters: tuple[AdapterInfo, ...] = ()  # that are loaded
+    num_adapter_places: int = 0  # for those and others
 
 
 class NewTokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):

@@ -139,6 +139,7 @@ def make_info(engine: Engine, folder: str, start_times: StartTimes = ()) -> Engi
         media_kinds=tuple(engine.runner.media.towers),
         cache=cache,
         adapters=engine.adapters,
+        num_adapter_places=engine.num_adapter_places,
         num_weight_bytes=sum(tensor.nbytes for tensor in tensors),
         num_gpu_bytes=sum(tensor.nbytes for tensor in tensors if tensor.is_cuda)
         + (cache.num_bytes if model.placement.device.type == "cuda" else 0),

@@ -23,6 +23,19 @@ class LoRARequest:
     lora_int_id: int = 1  # vLLM's; here the name alone tells adapters apart
     lora_path: str = ""
     lora_local_path: str | None = None  # an older name of lora_path
+    base_model_name: str | None = None  # the one that is loaded
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        return self.lora_path or self.lora_local_path or ""
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class SharedEngine:
         # A signal is handled in the middle of a call and in its thread. That may close; a call in a call is refused.
         self._turn = threading.RLock()
         self._is_taken = False
-        self._adapters = LoadedAdapters(engine.info.adapters)
+        self._adapters = LoadedAdapters(engine.info.adapters, engine.info.num_adapter_places)
 
     def answer(self, requests: Sequence[Request], collector: Collector, progress: Progress) -> None:
         """Submits all requests and collects tokens until they have ended. A refused request ends the whole call."""
@@ -90,6 +90,7 @@ class SharedEngine:
         while True:
             for message in self._receive(engine):
                 if isinstance(message, SleepState):
+                    self._adapters.know(message.adapters)
                     if message.error is not None:
                         raise ConfigError(message.error)
                     return

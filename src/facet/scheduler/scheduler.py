@@ -165,8 +165,7 @@ class Scheduler:
 
 
 def _salt_of(request: Request) -> str | None:
-    """What cached prefixes of a request are apart by: its own salt, and the adapter that its keys were made with."""
-    if request.placed_adapter is None:
-        return request.cache_salt
-    salt = request.cache_salt
-    return f"adapter {request.placed_adapter.key} {'' if salt is None else f'salt {salt}'}"
+    """What cached prefixes of a request are apart by: the adapter that its keys were made with, and its own salt, which
+    cannot be written so that it reads as an adapter."""
+    salt = None if request.cache_salt is None else f"salt {request.cache_salt}"
+    return salt if request.placed_adapter is None else f"adapter {request.placed_adapter.key} {salt}"

@@ -6,6 +6,7 @@ and answers are vLLM's. Requests that run when their adapter is unloaded are fin
 """
 
 import asyncio
+import dataclasses
 import logging
 import os
 import time
@@ -40,7 +41,7 @@ class AdapterLoading:
         self._turn = asyncio.Lock()
 
     async def load(self, source: AdapterSource, *, replaces: bool) -> None:
-        """`replaces`: an adapter that has the name is unloaded first."""
+        """`replaces`: an adapter that has the name. It answers until the new one does."""
         async with self._turn:
             self._check_awake()
             is_there = source.name in self._bridge.adapters
@@ -51,12 +52,11 @@ class AdapterLoading:
                     field="lora_name",
                 )
             began = time.monotonic()
-            if is_there:
-                await self._unload(source.name)
-            self._bridge.load_adapter(source)
+            self._bridge.load_adapter(dataclasses.replace(source, replaces=replaces))
             error = await self._hear()
             if error is not None:
-                gone = f" The one that was loaded as {source.name!r} is gone." if is_there else ""
+                is_lost = is_there and source.name not in self._bridge.adapters
+                gone = f" The one that was loaded as {source.name!r} is gone: its place was needed." * is_lost
                 raise HttpError(400, f"{error}{gone}", param="lora_path")
             logger.info("The adapter %s is loaded, after %.1f s.", source.name, time.monotonic() - began)
 

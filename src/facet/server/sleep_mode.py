@@ -26,6 +26,10 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 _TAGS = {"weights", "kv_cache"}
 
 
+class AwakeError(HttpError):
+    """The model is awake, but not all is as it was."""
+
+
 class SleepMode:
     """Sleeps and wakes up, one after the other."""
 
@@ -68,10 +72,17 @@ class SleepMode:
                 return
             began = time.monotonic()
             self._bridge.wake_up()
-            await self._hear()
-            self._bridge.sleep_level = 0
-            self._bridge.takes_requests = True
+            try:
+                await self._hear()
+            except AwakeError:  # with something to say all the same
+                self._set_awake()
+                raise
+            self._set_awake()
             logger.info("The model is awake, after %.1f s.", time.monotonic() - began)
+
+    def _set_awake(self) -> None:
+        self._bridge.sleep_level = 0
+        self._bridge.takes_requests = True
 
     async def _hear(self) -> None:
         """Returns once the engine has done as it was told, and raises if it could not."""
@@ -79,7 +90,7 @@ class SleepMode:
         if isinstance(state, Exception):
             raise state
         if state.error is not None:
-            raise HttpError(500, state.error)
+            raise HttpError(500, state.error) if state.is_asleep else AwakeError(500, state.error)
 
 
 class SleepEndpoints:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from facet.errors import CheckpointError
-from facet.model.config_fields import ConfigFields, read_config_file, shown
+from facet.model.config_fields import LARGEST_COUNT, ConfigFields, read_config_file, shown
 
 Number = TypeVar("Number", int, float)
 
@@ -35,6 +35,8 @@ _OTHER_KINDS = {
     "fan_in_fan_out": "transposed matrices are",
     "megatron_config": "Megatron's layers are",
 }
+_LARGEST = 1e30  # of a scale; what is finite in float32
+_REPEATED_GROUP, _REPETITION = re.compile(r"\)[+*{]"), re.compile(r"[+*{]")
 _MERGE = "Merge it into the model's weights (PEFT's merge_and_unload), and serve those."
 
 
@@ -43,8 +45,8 @@ class AdapterConfig:
     rank: int
     alpha: float
     is_rank_stabilized: bool
-    rank_pattern: Mapping[str, int]  # by regular expressions for names
-    alpha_pattern: Mapping[str, float]
+    rank_pattern: Mapping[re.Pattern[str], int]  # by what names of modules end with
+    alpha_pattern: Mapping[re.Pattern[str], float]
     base_model: str | None
 
     def scale_of(self, module: str, rank: int) -> float:
@@ -86,12 +88,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         rank=fields.integer("r", 8),
         alpha=_number(fields, "lora_alpha", 8.0),
         is_rank_stabilized=bool(values.get("use_rslora")),
-        rank_pattern={
-            name: int(_number_in(fields, "rank_pattern", value)) for name, value in _pattern(fields, "rank_pattern")
-        },
-        alpha_pattern={
-            name: _number_in(fields, "alpha_pattern", value) for name, value in _pattern(fields, "alpha_pattern")
-        },
+        rank_pattern={pattern: int(value) for pattern, value in _patterns(fields, "rank_pattern").items()},
+        alpha_pattern=_patterns(fields, "alpha_pattern"),
         base_model=values["base_model_name_or_path"]
         if isinstance(values.get("base_model_name_or_path"), str)
         else None,
@@ -103,23 +101,31 @@ def _number(fields: ConfigFields, name: str, default: float) -> float:
 
 
 def _number_in(fields: ConfigFields, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
         raise fields.wrong(name, "a number")
     return float(value)
 
 
-def _pattern(fields: ConfigFields, name: str) -> list[tuple[str, Any]]:
+def _patterns(fields: ConfigFields, name: str) -> dict[re.Pattern[str], float]:
+    """Numbers by regular expressions: ends of names, as PEFT matches them."""
     values = fields.raw(name) or {}
     if not isinstance(values, dict):
         raise fields.wrong(name, "an object of numbers by names")
-    for pattern in values:
+    patterns = {}
+    for pattern, value in values.items():
+        # Repeated groups, and many repetitions, are what takes for ever; names of modules need neither.
+        if len(pattern) > 1000 or _REPEATED_GROUP.search(pattern) or len(_REPETITION.findall(pattern)) > 4:
+            raise fields.wrong(name, "an object whose names are simple patterns")
         try:
-            re.compile(pattern)
+            compiled = re.compile(rf"(.*\.)?({pattern})$")
         except re.error:
             raise fields.wrong(name, "an object whose names are regular expressions") from None
-    return list(values.items())
+        patterns[compiled] = _number_in(fields, name, value)
+        if name == "rank_pattern" and not 1 <= patterns[compiled] < LARGEST_COUNT:
+            raise fields.wrong(name, "an object of positive numbers")
+    return patterns
 
 
-def _matching(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
-    """The value of the first pattern that a module's name ends with, as PEFT matches them."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+def _matching(patterns: Mapping[re.Pattern[str], Number], module: str, default: Number) -> Number:
+    """The value of the first pattern that a module's name ends with."""
+    return next((value for pattern, value in patterns.items() if pattern.match(module)), default)

@@ -123,6 +123,7 @@ class AdapterBank:
         self._model = model
         self._cuts = cuts
         self._placed: dict[int, AdapterFile] = {}
+        self._effective: set[int] = set()  # numbers of those that add something
         self._weights = _make_room(model, room)
         model.has_adapters = True
 
@@ -149,6 +150,8 @@ class AdapterBank:
                     cut = self._cuts.get(pair.target.name)
                     of_inputs = cut is not None and cut.is_of_inputs
                     down, up = _read_pair(files, pair)
+                    if bool(down.any()) and bool(up.any()):
+                        self._effective.add(number)
                     down = cut_values(down, cut if of_inputs else None)
                     up = cut_values(up, None if of_inputs else cut)
                     self._weights[pair.target.place].put(number, pair.target.part or 0, down, up)
@@ -157,13 +160,23 @@ class AdapterBank:
             raise
         self._placed[number] = file
 
-    def all_ranks_have_it(self, this_has: bool) -> bool:
-        """Whether every rank that shares the model could do as this one. All ask together."""
-        group = self._model.placement.group
-        return this_has if group is None else group.least(int(this_has), self._model.placement.device) == 1
+    def all_ranks_have(self, key: str | None) -> bool:
+        """Whether every rank that shares the model has the adapter of this key. All ask together. None: this one has
+        none."""
+        group, device = self._model.placement.group, self._model.placement.device
+        if group is None:
+            return key is not None
+        number = -1 if key is None else int(key[:12], 16)
+        least, most = group.least(number, device), -group.least(-number, device)
+        return least == most != -1
+
+    def has_effect(self, number: int) -> bool:
+        """Whether any of an adapter's pairs adds something: both of its matrices have numbers."""
+        return number in self._effective
 
     def remove(self, number: int) -> None:
         self._placed.pop(number, None)
+        self._effective.discard(number)
         for weight in self._weights.values():
             weight.remove(number)
 
@@ -219,7 +232,7 @@ def _places(share: ModelSpec, room: AdapterRoom) -> dict[str, list[TensorTarget]
 
 def _read_pair(files: WeightFiles, pair: LowRankPair) -> tuple[Tensor, Tensor]:
     """down [rank, inputs] and up [outputs, rank], scaled; of experts, both for each of them."""
-    down, up = _read(files, pair.down), _read(files, pair.up) * pair.scale
+    down, up = _read(files, pair.down), _read(files, pair.up, pair.scale)
     if not is_of_experts(pair.target):
         return down, up
     num_experts = pair.target.shape[0]
@@ -228,8 +241,8 @@ def _read_pair(files: WeightFiles, pair: LowRankPair) -> tuple[Tensor, Tensor]:
     return (up.transpose(1, 2), down.transpose(1, 2)) if pair.is_swapped else (down, up)
 
 
-def _read(files: WeightFiles, tensor: StoredTensor) -> Tensor:
-    values = files.read(tensor).float()
+def _read(files: WeightFiles, tensor: StoredTensor, scale: float = 1.0) -> Tensor:
+    values = files.read(tensor).float() * scale
     if not bool(torch.isfinite(values).all()):
         raise CheckpointError(f"{tensor.file}: {tensor.name} holds numbers that are not finite.")
     return values

@@ -113,6 +113,8 @@ def _add_pair(
     wrong_types = {tensor.dtype for tensor in halves.values()} - set(STORED_DTYPES)
     if missing:
         reason = f"without lora_{missing[0]}"
+    elif any(len(tensor.shape) != 2 for tensor in halves.values()):
+        reason = f"{_shapes(halves)} are no matrices"
     elif wrong_types:
         reason = f"{', '.join(wrong_types)}, not one of {', '.join(STORED_DTYPES)}"
     elif len(candidates) > 1:
