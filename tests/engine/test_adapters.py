@@ -153,27 +153,22 @@ def test_rows_keep_their_adapters_where_others_stop(tiny_model: TinyModels, tmp_
     torch.testing.assert_close(*hidden, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("arithmetic", [USUAL, BATCH_INVARIANT], ids=["usual", "invariant"])
-def test_any_company_changes_nothing(
-    arithmetic: Arithmetic, tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]
-) -> None:
-    """Requests of two adapters and of none, in chunks, with shared beginnings, penalties and preemptions."""
+def test_any_company_changes_nothing(tiny_model: TinyModels, two_adapters: tuple[TinyAdapter, TinyAdapter]) -> None:
+    """Requests of two adapters and of none, in chunks, with penalties and preemptions."""
     tiny = tiny_model(SERVED)
     modules = tuple(f"{name}={adapter.folder}" for name, adapter in zip("ab", two_adapters, strict=True))
-    loaded = load(tiny.folder, arithmetic=arithmetic, lora_modules=modules)
-    requests = with_adapters(mixed_requests(tiny.window, 490, count=18, seed=5))
-    together = run(
-        make_engine(loaded.model, bank=loaded.adapters, num_blocks=60, max_num_seqs=9, max_num_batched_tokens=24),
-        requests,
-    )
+    loaded = load(tiny.folder, arithmetic=BATCH_INVARIANT, lora_modules=modules)
+    requests = with_adapters(mixed_requests(tiny.window, 490, count=15, seed=5))
+    company = make_engine(loaded.model, bank=loaded.adapters, num_blocks=40, max_num_seqs=9, max_num_batched_tokens=24)
+    together = run(company, requests)
+    assert company.stats().scheduler.num_preemptions > 0
     alone = make_engine(loaded.model, bank=loaded.adapters, enable_prefix_caching=False, overlapped=False)
     for request in requests:
         answer = run(alone, [replace(request, priority=0)])[request.request_id]
         got = together[request.request_id]
         assert got.token_ids == answer.token_ids
-        if arithmetic is BATCH_INVARIANT:
-            assert got.logprobs == answer.logprobs
-            assert got.prompt_logprobs == answer.prompt_logprobs
+        assert got.logprobs == answer.logprobs
+        assert got.prompt_logprobs == answer.prompt_logprobs
 
 
 def test_cached_prefixes_are_of_one_adapter(
@@ -293,7 +288,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(OPERATIONS, min_size=6, max_size=30))
 def test_names_come_and_go_while_requests_run(
     changing: tuple[Engine, dict[str, Path]], operations: list[tuple[str, str] | str]
