@@ -92,7 +92,6 @@ def usage(kernel: Any, code: str) -> dict[str, Any]:
         "single_stores": code.count("STG.E.U16"),
         "barriers": kernel.asm["ptx"].count("bar.sync"),
         "waits": code.count("WARPGROUP.DEPBAR"),
-        "asks": code.count("UBLKPF"),
         "arithmetic": [len(re.findall(rf"\b{name}\b", code)) for name in ("FADD", "FMUL", "FFMA", "MUFU", "SHFL")],
         "reduced": reduced_layouts(kernel.asm["ttgir"]),
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),

@@ -31,13 +31,7 @@ DEVICE = "cuda" if ON_HOPPER else "cpu"
 pytestmark = pytest.mark.skipif(torch.cuda.is_available() and not ON_HOPPER, reason="emulated where there is no GPU")
 emulated_only = pytest.mark.skipif(ON_HOPPER, reason="about the emulator")
 
-NAMES = {
-    "bring_into_cache": nothing,
-    "let_next_start": nothing,
-    "let_through": gate_per_layer_input,
-    "wait_for_previous": nothing,
-    **UNITS,
-}
+NAMES = {"let_next_start": nothing, "let_through": gate_per_layer_input, "wait_for_previous": nothing, **UNITS}
 # More tiles than a ring holds, as many, fewer, one; not whole tiles; more outputs than whole programs.
 SHAPES = (
     cases.Shape("long", 48, 1152),

@@ -16,26 +16,6 @@ def stay_in_order():
 
 
 @gluon.jit
-def bring_into_cache(place, num_bytes, is_there):
-    """Copies some bytes from a place of each thread into the second-level cache; nobody waits. The place and
-    `num_bytes` are multiples of 16."""
-    gl.inline_asm_elementwise(
-        """
-        {
-            .reg .pred there;
-            setp.ne.b32 there, $3, 0;
-            @there cp.async.bulk.prefetch.L2.global [$1], $2; // $0
-        }
-        """,
-        "=r,l,r,r",
-        [place.to(gl.int64), num_bytes, is_there.to(gl.int32)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
 def barrier(count: gl.constexpr):
     """A barrier that `count` arrivals complete."""
     one = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

@@ -65,7 +65,6 @@ class AltUpLayer(nn.Module):
         self.arithmetic = placement.arithmetic
         self.attention = Attention(layer, hidden, eps, placement)
         self.mlp = MLP(hidden, layer.mlp_width, layer.mlp_sparsity, placement)
-        self.attention.output.read_before(self.mlp.gate_up)
         self.laurel = Laurel(hidden, altup.laurel_rank, eps, placement)
         self.input_norm = RMSNorm(hidden, eps, placement)
         self.post_attention_norm = RMSNorm(hidden, eps, placement)
@@ -76,10 +75,6 @@ class AltUpLayer(nn.Module):
         self.correction = Linear(altup.num_streams, altup.num_streams, placement)
         self.output_scale = placement.values(hidden)
         self.per_layer_gate = PerLayerGate(hidden, spec.per_layer_input.width, eps, placement)
-
-    def read_before(self, later: Linear) -> None:
-        """Says what the next layer reads first."""
-        self.mlp.down.read_before(later)
 
     def forward(
         self,

@@ -68,7 +68,6 @@ class Attention(nn.Module):
         self.projections = Linear(hidden_size, widths, placement)
         self.query_norm = RMSNorm(layer.head_dim, eps, placement)
         self.output = Linear(layer.query_width, hidden_size, placement, summed_over=placement.group)
-        self.projections.read_before(self.output)
 
     def forward(
         self, x: Inputs, step: KindStep, cache: LayerCache, source: "Attention", *, is_stored: bool = False

@@ -4,7 +4,6 @@ from torch import Tensor, nn
 
 from facet.kernels.paged_attention import LayerCache
 from facet.layers.attention import Attention, KindStep
-from facet.layers.linear import Linear
 from facet.layers.mlp import MLP
 from facet.layers.moe import Experts
 from facet.layers.per_layer_input import PerLayerGate
@@ -23,7 +22,6 @@ class DecoderLayer(nn.Module):
         self.arithmetic = placement.arithmetic
         self.attention = Attention(layer, hidden, eps, placement)
         self.mlp = MLP(hidden, layer.mlp_width, layer.mlp_sparsity, placement)
-        self.attention.output.read_before(self.mlp.gate_up)
         self.input_norm = RMSNorm(hidden, eps, placement, before=self.attention.projections)
         self.post_attention_norm = RMSNorm(hidden, eps, placement)
         self.pre_mlp_norm = RMSNorm(hidden, eps, placement, before=self.mlp.gate_up)
@@ -37,11 +35,6 @@ class DecoderLayer(nn.Module):
             self.per_layer_gate = PerLayerGate(hidden, spec.per_layer_input.width, eps, placement)
         if spec.has_layer_scalar:
             self.layer_scalar = placement.values(1)
-
-    def read_before(self, later: Linear) -> None:
-        """Says what the next layer reads first."""
-        if self.experts is None:  # else they are read in between
-            self.mlp.down.read_before(later)
 
     def forward(
         self,

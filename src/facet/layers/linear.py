@@ -78,9 +78,6 @@ class Linear(nn.Module):
         """Take what a checkpoint holds of one part, or of all."""
         self.weight.fill(values, self._rows(slice(None) if part is None else slice(part, part + 1)))
 
-    def read_before(self, later: "Linear") -> None:
-        self.weight.read_before(later.weight)
-
     def prepare(self) -> None:
         """Brings the weight to the order of its kernels, once everything is filled and before the first product."""
         self.weight.prepare(is_gated=self._is_gated)

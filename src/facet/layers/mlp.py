@@ -18,7 +18,6 @@ class MLP(nn.Module):
         super().__init__()
         self.gate_up = Linear(hidden_size, (width, width), placement, is_gated=sparsity == 0)
         self.down = Linear(width, hidden_size, placement, summed_over=placement.group)
-        self.gate_up.read_before(self.down)
         self._group = placement.group
         # How many deviations above the mean a normal variable exceeds with probability 1 - sparsity.
         self.cutoff = statistics.NormalDist().inv_cdf(sparsity) if sparsity > 0 else None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.embedding import embed
-from facet.kernels.linear import normed_rings, read_ahead
+from facet.kernels.linear import normed_rings
 from facet.kernels.linear.row_to_make import RowToMake
 from facet.kernels.per_layer_input import MixArguments, mix_looked_up_inputs
 from facet.kernels.quantized import QuantizedMatrix
@@ -40,9 +40,6 @@ class Weight(nn.Module, ABC):
 
     def prepare_table(self) -> None:
         """The same of one whose rows are looked up, and of which products are taken too."""
-
-    def read_before(self, later: "Weight") -> None:
-        """Says which large weight is read next: it may be on its way early."""
 
     # Products
 
@@ -115,12 +112,8 @@ class DenseWeight(Weight):
         assert isinstance(values, Tensor), "codes are for quantized weights"
         self.values.data[..., rows, :].copy_(values)
 
-    def read_before(self, later: Weight) -> None:
-        if isinstance(later, DenseWeight):
-            read_ahead.read_before(self.values, later.values)
-
     def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:
-        values = self.values if rows in (None, slice(0, len(self.values))) else self.values[rows]
+        values = self.values if rows is None else self.values[rows]
         if isinstance(x, RowToMake):
             return normed_rings.linear(x, values)
         return self.arithmetic.linear(x, values)

@@ -1,7 +1,6 @@
 """The decoder: one loop over layers for every Gemma. What differs between models is in the specs."""
 
 from collections.abc import Mapping
-from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -44,13 +43,10 @@ class Gemma(nn.Module):
             PerLayerInputs(spec, share.per_layer_input, placement) if share.per_layer_input is not None else None
         )
         self.streams = Streams(spec.hidden_size, spec.altup.num_streams, placement) if spec.altup else None
-        layers = [
+        self.layers = nn.ModuleList(
             AltUpLayer(spec, layer, spec.altup, placement) if spec.altup else DecoderLayer(spec, layer, placement)
             for layer in share.layers
-        ]
-        for one, later in pairwise(layers):
-            one.read_before(later.attention.projections)
-        self.layers = nn.ModuleList(layers)
+        )
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, placement)
         self.head = None if spec.tied_embeddings else Linear(spec.hidden_size, share.vocab_size, placement)
         self.rotary = RotaryTables(spec.layers, num_positions, placement)

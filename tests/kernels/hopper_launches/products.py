@@ -31,7 +31,7 @@ def ring_launch(shape: cases.Shape) -> Launch:
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
-def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8, *, is_ahead: bool = False) -> Launch:
+def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8) -> Launch:
     ring = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
     assert ring is not None
     num_parts = 2 if shape.operation == "geglu_linear" else 1
@@ -44,7 +44,7 @@ def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8, *, is_ahead: bo
     arguments = (
         tiles((num_rows, shape.num_in), [ring.num_rows, ring.block_in]),
         units(ring.wide_out), units(more_out) if more_out else None,
-        tensor(), tensor(), 0, num_rows, 8 * num_eights, tensor() if is_ahead else None, 2560, 20480, 512,
+        tensor(), tensor(), 0, num_rows, 8 * num_eights,
     )  # fmt: skip
     constants = dict(
         NUM_IN=shape.num_in,
@@ -73,16 +73,14 @@ def expert_ring_launch(ring: WarpgroupRing, *, is_first: bool) -> Launch:
     return expert_ring_kernel, arguments, {**constants, "num_warps": 4}
 
 
-def normed_ring_launch(shape: cases.Shape, *, is_ahead: bool = False) -> Launch:
+def normed_ring_launch(shape: cases.Shape) -> Launch:
     """Of a layer's first and second norm, or of the stream where a per-layer gate takes it."""
-    _, (_, weight, more_weight, _, _, _, _, num_out, *ahead), constants = warpgroup_ring_launch(
-        shape, is_ahead=is_ahead
-    )
+    _, (_, weight, more_weight, *_, num_out), constants = warpgroup_ring_launch(shape)
     ring = normed_ring_of(shape.num_out, shape.num_in)
     assert ring is not None
     is_gated, factors = shape.operation == "gated_input_linear", tensor(gl.float32)
     row = (tensor(), tensor(), factors, None if is_gated else factors, None if is_gated else tensor(), tensor())
-    arguments = (*row, weight, more_weight, tensor(), tensor(), 1e-6, num_out, *ahead)
+    arguments = (*row, weight, more_weight, tensor(), tensor(), 1e-6, num_out)
     return normed_ring_kernel, arguments, {**constants, "STAGES": ring.num_stages}
 
 
@@ -122,7 +120,7 @@ def launches() -> dict[str, Launch]:
         "warpgroup_ring_of_32_rows": warpgroup_ring_launch(cases.E4B[1], 32),
         "warpgroup_ring_of_64_rows": warpgroup_ring_launch(cases.E4B[3], 64),
         "warpgroup_ring_of_64_rows_of_gate_up": warpgroup_ring_launch(cases.E4B[0], 64),
-        "warpgroup_ring_of_80_outputs": warpgroup_ring_launch(cases.MEDIUM[3], is_ahead=True),
+        "warpgroup_ring_of_80_outputs": warpgroup_ring_launch(cases.MEDIUM[3]),
         "warpgroup_ring_of_two_programs": warpgroup_ring_launch(cases.NANO[0]),
         "warpgroup_ring_of_64_rows_of_two_programs": warpgroup_ring_launch(cases.NANO[0], 64),
         "expert_ring_of_gate_up": expert_ring_launch(WarpgroupRing(96, 256, 4), is_first=True),
@@ -131,7 +129,7 @@ def launches() -> dict[str, Launch]:
         "normed_ring_of_gate_up": normed_ring_launch(cases.E4B[0]),
         "normed_ring_of_gated_input": normed_ring_launch(cases.E4B[8]),
         "normed_ring_of_80_outputs": normed_ring_launch(cases.MEDIUM[3]),
-        "normed_ring_of_narrow_qkv": normed_ring_launch(cases.SMALL[4], is_ahead=True),
+        "normed_ring_of_narrow_qkv": normed_ring_launch(cases.SMALL[4]),
         "experts_gate_up": experts_launch(is_first=True),
         "experts_down": experts_launch(is_first=False),
         "count_pairs": sorting_launch(65_536, counts=True),

@@ -17,11 +17,9 @@ from facet.kernels.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from facet.kernels.gluon_parts import bring_into_cache
 
 __all__ = [
     "allocate_shared_memory",
-    "bring_into_cache",
     "commit_copies",
     "copy_tile",
     "copy_to_shared",

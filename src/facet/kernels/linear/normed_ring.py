@@ -6,7 +6,6 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.linear.normed_ring_kernel import normed_ring_kernel
-from facet.kernels.linear.read_ahead import ahead_of
 from facet.kernels.linear.ring_config import WarpgroupRing
 from facet.kernels.linear.row_to_make import RowToMake
 from facet.kernels.linear.warpgroup_ring import units
@@ -44,7 +43,6 @@ def _run(row: RowToMake, weight: Tensor, gated: Tensor | None, ring: WarpgroupRi
         output,
         row.eps,
         num_out,
-        *ahead_of(weight),
         NUM_IN=weight.shape[1],
         HAS_GATED_INPUT=gated is not None,
         STAGES=ring.num_stages,

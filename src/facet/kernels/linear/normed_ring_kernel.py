@@ -20,7 +20,6 @@ from facet.kernels.linear.language import (
 )
 from facet.kernels.linear.units import UNIT_INPUTS, UNIT_ROWS, first_row_of_units
 from facet.kernels.linear.warpgroup_ring_parts import (
-    ask_ahead,
     block_inputs,
     copy_weights,
     expect_tile,
@@ -69,7 +68,7 @@ def _rounded(values, dtype: gl.constexpr):
     return values.to(dtype).to(gl.float32)
 
 
-@gluon.jit(do_not_specialize=["later_stride", "num_later", "later_bytes"])
+@gluon.jit
 def normed_ring_kernel(
     residual,
     update,
@@ -83,10 +82,6 @@ def normed_ring_kernel(
     output,
     eps,
     num_out,
-    later,  # what is read next, or None (`read_ahead.py`); and of its rows:
-    later_stride,
-    num_later,
-    later_bytes,
     NUM_IN: gl.constexpr,
     HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
     STAGES: gl.constexpr,
@@ -115,10 +110,6 @@ def normed_ring_kernel(
             next_factors = next_factors + (_load(next_weight, part, NUM_IN),)
     if scale is not None:
         stream_factor = gl.load(scale).to(gl.float32)
-    ahead = None if later is None else (later, later_stride, num_later, later_bytes)
-    if ahead is not None and STAGES >= NUM_TILES:
-        ask_ahead(ahead)
-        ahead = None
     wait_for_previous(IS_DEPENDENT)
     updates, streams = (), ()
     for part in gl.static_range(NUM_PARTS):
@@ -152,7 +143,7 @@ def normed_ring_kernel(
     place = row * num_out + out
     if HAS_GATED_INPUT:
         up = gl.load(gated + place, mask=is_there, other=0.0)
-    sums = sums_through_ring(None, weights, ring, 0, group, 0, NUM_TILES, ahead)
+    sums = sums_through_ring(None, weights, ring, 0, group, 0, NUM_TILES)
     result = results_of(sums, weights, dtype, RESULTS)
     if HAS_GATED_INPUT:
         result = let_through(result, up)

@@ -7,7 +7,6 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.gluon_names import TensorDescriptor
 from facet.kernels.gluon_parts import layout_of
-from facet.kernels.linear.read_ahead import ahead_of
 from facet.kernels.linear.ring_config import WarpgroupRing
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 
@@ -52,7 +51,6 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
         0 if gated is None else gated.stride(0),
         num_rows,
         num_out,
-        *ahead_of(weight),
         NUM_IN=num_in,
         HAS_GATED_INPUT=gated is not None,
         STAGES=ring.num_stages,

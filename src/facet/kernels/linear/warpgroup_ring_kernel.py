@@ -10,7 +10,6 @@ The weight's first tiles are on their way before the kernel waits for the one be
 
 from facet.kernels.linear.language import gl, gluon, let_next_start, let_through, wait_for_previous
 from facet.kernels.linear.warpgroup_ring_parts import (
-    ask_ahead,
     copy_rows,
     copy_weights,
     expect_tile,
@@ -24,7 +23,7 @@ from facet.kernels.linear.warpgroup_ring_parts import (
 
 
 # One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.
-@gluon.jit(do_not_specialize=["num_rows", "later_stride", "num_later", "later_bytes"])
+@gluon.jit(do_not_specialize=["num_rows"])
 def warpgroup_ring_kernel(
     x,  # tiles of it
     weight,  # tiles of [eights of outputs, 1, 64s of inputs, 8, 64], or of gates and ups, with 2 in place of 1
@@ -34,10 +33,6 @@ def warpgroup_ring_kernel(
     gated_stride,
     num_rows,
     num_out,
-    later,  # what is read next, or None (`read_ahead.py`); and of its rows:
-    later_stride,
-    num_later,
-    later_bytes,
     NUM_IN: gl.constexpr,
     HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
     STAGES: gl.constexpr,
@@ -58,10 +53,6 @@ def warpgroup_ring_kernel(
     for tile in gl.static_range(NUM_FIRST):
         expect_tile(x, weights, ring, tile)
         copy_weights(weights, ring, tile, group, 0)
-    ahead = None if later is None else (later, later_stride, num_later, later_bytes)
-    if ahead is not None and STAGES >= NUM_TILES:
-        ask_ahead(ahead)
-        ahead = None
     wait_for_previous(IS_DEPENDENT)
     for tile in gl.static_range(NUM_FIRST):
         copy_rows(x, ring, tile, first_row)
@@ -71,7 +62,7 @@ def warpgroup_ring_kernel(
     is_there = has_output & (row < num_rows)
     if HAS_GATED_INPUT:
         up = gl.load(gated + row.to(gl.int64) * gated_stride + out, mask=is_there, other=0.0)
-    sums = sums_through_ring(x, weights, ring, first_row, group, 0, NUM_TILES, ahead)
+    sums = sums_through_ring(x, weights, ring, first_row, group, 0, NUM_TILES)
     result = results_of(sums, weights, output.dtype.element_ty, RESULTS)
     if HAS_GATED_INPUT:
         result = let_through(result, up)

@@ -12,7 +12,6 @@ Eight gates and eight ups take turns, so that a thread has the sums of both.
 
 from facet.kernels.gluon_parts import barriers
 from facet.kernels.linear.language import (
-    bring_into_cache,
     copy_tile,
     gl,
     gluon,
@@ -117,21 +116,8 @@ def _start(sums, x, weights, ring, tile):
 
 
 @gluon.jit
-def ask_ahead(ahead):
-    """Asks for what is read next (`read_ahead.py`). All programs do so together, and the threads of each take turns."""
-    later, stride, num_rows, num_bytes = ahead
-    THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    own = gl.program_id(0) + gl.arange(0, 128, THREADS) * gl.num_programs(0)
-    bytes_of_each = gl.full([128], 0, gl.int32, THREADS) + num_bytes
-    for first in range(0, num_rows, gl.num_programs(0) * 128):
-        row = first + own
-        bring_into_cache(later + row.to(gl.int64) * stride, bytes_of_each, row < num_rows)
-
-
-@gluon.jit
-def sums_through_ring(x, weights, ring, first_row, group, matrix, NUM_TILES: gl.constexpr, ahead=None):
-    """[outputs, rows] in float32, when as many tiles have been asked for as there are, or have room. What is `ahead` is
-    asked for behind the last of them."""
+def sums_through_ring(x, weights, ring, first_row, group, matrix, NUM_TILES: gl.constexpr):
+    """[outputs, rows] in float32, when as many tiles have been asked for as there are, or have room."""
     STAGES: gl.constexpr = ring[2].shape[0]
     ROWS: gl.constexpr = rows_of_product(x)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -147,8 +133,6 @@ def sums_through_ring(x, weights, ring, first_row, group, matrix, NUM_TILES: gl.
             copy_weights(weights, ring, next_tile, group, matrix)
             if x is not None:
                 copy_rows(x, ring, next_tile, first_row)
-        if ahead is not None and next_tile == NUM_TILES:
-            ask_ahead(ahead)
     return warpgroup_mma_wait(0, deps=(sums,))
 
 
