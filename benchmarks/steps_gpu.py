@@ -24,7 +24,7 @@ from benchmarks.step_gpu import drain, submit
 from facet.adapter import AdapterSource
 from facet.config import EngineConfig
 from facet.engine.engine import Engine, make_engine
-from facet.model.adapters.matching import adaptable_targets
+from facet.model.adapters.matching import adaptable_targets, is_of_experts
 from tests.published_configs import text_only
 from tests.tiny_adapters import write_adapter
 
@@ -78,7 +78,7 @@ def load_adapters(engine: Engine, count: int, rank: int, folder: Path) -> None:
         modules = {
             f"model.{name}": (target.shape[0], target.shape[1])
             for name, target in adaptable_targets(spec).items()
-            if name.endswith("_proj")
+            if name.endswith("_proj") and not is_of_experts(target)
         }
         write_adapter(folder / str(index), modules, rank=rank, seed=index, size=0.01)
         engine.load_adapter(AdapterSource(f"adapter{index}", str(folder / str(index))))

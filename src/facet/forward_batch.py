@@ -36,9 +36,8 @@ class AttentionRows:
     # Some step may have rows of drafts. Where bits may not depend on a step, all steps then compute rows in a way that
     # lets those of drafts be computed together.
     has_drafts: bool = False
-    seat_adapters: Tensor | None = (
-        None  # [seats] int32: the number of each one's adapter, 0: none. None: nobody has any
-    )
+    # [seats] int32: the number of each one's adapter, 0: none. None: no row of this pass has one.
+    seat_adapters: Tensor | None = None
 
     @property
     def causal(self) -> "AttentionRows":

@@ -16,6 +16,7 @@ from tests.engine.test_adapters import ask, load, prompt_logprobs, with_adapters
 from tests.tiny_adapters import adaptable_modules, expert_parameters, write_adapter
 from tests.tiny_models import TinyModel
 
+WITH_EXPERTS = "gemma4_26b_a4b_small"
 SHAPES = (*cases.CASES, cases.E4B_GATE_UP, cases.E4B_DOWN, cases.E4B_QKV)
 
 
@@ -50,7 +51,7 @@ def test_number_of_rows_changes_no_bit(case: cases.Case) -> None:
 
 def test_experts(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
     """Beside all experts of 26B-A4B, in float32 and against a processor; in captured steps, too."""
-    tiny = tiny_model("gemma4_26b_a4b_small")
+    tiny = tiny_model(WITH_EXPERTS)
     write_adapter(tmp_path, adaptable_modules(tiny, "q_proj"), experts=expert_parameters(tiny))
     modules = (f"a={tmp_path}",)
     asked = [ask("a", tiny.prompt(30), "a"), ask("none", tiny.prompt(21))]
@@ -65,14 +66,20 @@ def test_experts(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None
             torch.testing.assert_close(ours, theirs, atol=5e-3, rtol=0)
 
 
-@pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
-@pytest.mark.parametrize("name", ["gemma4_e4b_small", "gemma4_31b_small", "gemma3n_small"])
+FAMILIES = ("gemma4_e4b_small", "gemma4_31b_small", "gemma3n_small")
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [*((name, quantization) for name in FAMILIES for quantization in (None, "fp8", "int4")), (WITH_EXPERTS, None)],
+)
 def test_company_changes_no_bit(
     name: str, quantization: str | None, tiny_model: Callable[[str], TinyModel], tmp_path: Path
 ) -> None:
-    """Requests of two adapters and of none, in captured steps and others."""
+    """Requests of two adapters and of none, in captured steps and others; beside experts, too."""
     tiny = tiny_model(name)
-    write_adapter(tmp_path / "a", adaptable_modules(tiny), seed=1)
+    experts = expert_parameters(tiny) if name == WITH_EXPERTS else None
+    write_adapter(tmp_path / "a", adaptable_modules(tiny), seed=1, experts=experts)
     write_adapter(tmp_path / "b", adaptable_modules(tiny, "q_proj", "v_proj"), seed=2, rank=20)
     loaded = load(
         tiny.folder,

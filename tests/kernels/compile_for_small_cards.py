@@ -107,7 +107,8 @@ def add_low_rank() -> None:
     for rank in (16, 512):
         case = Adapters(num_inputs=2560, parts=(2048, 512, 512), rank=rank, num_adapters=2)
         x, product = case.rows(40, torch.bfloat16)
-        low_rank.add_low_rank(product, x, torch.ones(40, dtype=torch.int32), case.matrices(torch.bfloat16))
+        numbers = torch.ones(40, dtype=torch.int32)
+        low_rank.narrow_rows(x, numbers, case.matrices(torch.bfloat16), first=0, end=product.shape[1]).add_to(product)
 
 
 ROOMS: dict[str, Callable[[], None]] = {

@@ -1,5 +1,7 @@
 """Low-rank additions against products in float64, and the Triton kernels against the reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -86,13 +88,11 @@ class TestTriton:
         pytest.importorskip("triton")
 
     @staticmethod
-    def _add(
-        product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankMatrices, *, first: int = 0, num_rows: int = 0
-    ) -> Tensor:
+    def _add(product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankMatrices, *, first: int = 0) -> Tensor:
         from facet.kernels.low_rank import triton
 
         added = product.clone()
-        triton.add_low_rank(added, x, numbers, matrices, first=first)
+        triton.narrow_rows(x, numbers, matrices, first=first, end=first + product.shape[1]).add_to(added)
         return added
 
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -115,13 +115,23 @@ class TestTriton:
                 self._add(some, x, numbers, matrices, first=first), formula(some, x, numbers, matrices, first)
             )
 
-    def test_number_of_rows_changes_no_bit(self) -> None:
-        """Few rows have their sums divided among programs, many have not."""
-        case = cases.CASES[1]
+    def test_number_of_rows_changes_no_bit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Few rows have their sums divided among programs, many have not; few have turns."""
+        from facet.kernels.low_rank import triton
+
+        case = replace(cases.CASES[1], num_inputs=1700)
         matrices, (x, product) = case.matrices(torch.float32), case.rows(80, torch.float32)
         numbers = some_numbers(80, case.num_adapters)
         together = self._add(product, x, numbers, matrices)
-        for rows in (slice(0, 1), slice(3, 10), slice(40, 80)):
+        # Of 7 slices, programs have 1, 2, 3 or all; tiles have one row or more, and turns or none.
+        for rows, many, few in (
+            (slice(0, 1), 512, 128),
+            (slice(3, 10), 8, 128),
+            (slice(40, 80), 18, 0),
+            (slice(0, 80), 10, 0),
+        ):
+            monkeypatch.setattr(triton, "_MANY_PROGRAMS", many)
+            monkeypatch.setattr(triton, "_FEW_ROWS", few)
             assert torch.equal(self._add(product[rows], x[rows], numbers[rows], matrices), together[rows])
 
     def test_rows_without_an_adapter_keep_every_bit(self) -> None:

@@ -1,6 +1,6 @@
 """Weights with adapters beside them: every row may have an adapter of its own, or none."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -8,9 +8,10 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.arithmetic import Arithmetic
-from facet.kernels.low_rank import AdapterRows, LowRankMatrices, add_low_rank
+from facet.kernels.low_rank import AdapterRows, LowRankMatrices, low_rank_addition
 from facet.kernels.low_rank.matrices import padded_rank
-from facet.kernels.moe import run_changed_experts
+from facet.kernels.moe import Change, run_changed_experts
+from facet.kernels.rounded_rows import RowCodes
 from facet.layers.quantized_weight import ProductWeight
 from facet.layers.weight import DenseWeight, Inputs, Values, Weight
 
@@ -40,8 +41,9 @@ class RowAdapters:
 class AdaptedWeight(ProductWeight):
     """A weight of any kind, and the matrices of so many adapters.
 
-    What is elsewhere joined to a product, such as the activation behind it, is apart from it here: what adapters add
-    comes in between. Tables are not adapted.
+    A pass in which no row has an adapter is computed by the weight as if there were none. In others, what is joined to
+    a product elsewhere, such as the activation behind it, is apart from it: what adapters add comes in between. Tables
+    are not adapted.
     """
 
     down: Tensor
@@ -80,22 +82,64 @@ class AdaptedWeight(ProductWeight):
         self.base.fill(values, rows)
 
     def prepare(self, *, is_gated: bool) -> None:
-        """An activation has the sums before it, not the product alone."""
+        """An activation may have sums before it, not the product alone."""
         self.base.prepare(is_gated=False)
 
     @property
     def has_kernels(self) -> bool:
         return not isinstance(self.base, ProductWeight) or self.base.has_kernels
 
+    @property
+    def row_codes(self) -> RowCodes | None:
+        return self.base.row_codes if self._rows.of_pass is None else None
+
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
         assert expert is None, "experts are another class"
-        product = self.base.linear(x, rows)
         adapters = self._rows.of_pass
-        if adapters is not None:
-            matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
-            first = 0 if rows is None or rows.start is None else rows.start
-            add_low_rank(product, x, adapters, matrices, self.arithmetic.linear, first=first)
+        if adapters is None:
+            return self.base.linear(x, rows)
+        first, end, _ = (rows or slice(None)).indices(self._starts[-1])
+        add = self._addition(x, adapters, first=first, end=end)
+        product = self.base.linear(x, rows)
+        add(product)
         return product
+
+    def _addition(self, x: Tensor, adapters: AdapterRows, **outputs: int) -> Callable[[Tensor], None]:
+        matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
+        return low_rank_addition(x, adapters, matrices, self.arithmetic.linear, **outputs)
+
+    def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
+        if self._rows.of_pass is None:
+            return self.base.geglu_linear(x, codes)
+        return super().geglu_linear(x, codes)
+
+    def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:
+        if self._rows.of_pass is None:
+            return self.base.sparse_geglu_linear(x, cutoff_deviations)
+        return super().sparse_geglu_linear(x, cutoff_deviations)
+
+    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
+        if self._rows.of_pass is None:
+            return self.base.gated_input_linear(x, per_layer_input)
+        return super().gated_input_linear(x, per_layer_input)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Inputs:
+        if self._rows.of_pass is None:
+            return self.base.rms_norm(x, weight, eps)
+        return super().rms_norm(x, weight, eps)
+
+    def add_norm(
+        self,
+        residual: Tensor,
+        update: Tensor,
+        update_weight: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Inputs | None]:
+        if self._rows.of_pass is None:
+            return self.base.add_norm(residual, update, update_weight, weight, eps, scale)
+        return super().add_norm(residual, update, update_weight, weight, eps, scale)
 
     def look_up(self, ids: Tensor) -> Tensor:
         raise AssertionError("tables are not adapted")
@@ -140,20 +184,21 @@ class AdaptedExperts(AdaptedWeight):
         # Each expert of an adapter counts as an adapter by itself.
         firsts = ((numbers - 1) * self._num_experts + 1)[:, None]
         pair_numbers = torch.where(numbers[:, None] > 0, firsts + chosen, 0).to(torch.int32).flatten()
+
+        def additions(pairs: Tensor) -> tuple[Change, Change]:
+            of_pairs = AdapterRows(pair_numbers[pairs])
+            return partial(self._addition, adapters=of_pairs), partial(down._addition, adapters=of_pairs)
+
         return run_changed_experts(
             x,
             weights,
             chosen,
             self._values,
             down._values,
-            (partial(self._change, pair_numbers), partial(down._change, pair_numbers)),
+            additions,
             linear=self.arithmetic.linear,
             geglu=self.arithmetic.geglu,
         )
-
-    def _change(self, pair_numbers: Tensor, results: Tensor, inputs: Tensor, pairs: Tensor) -> None:
-        matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
-        add_low_rank(results, inputs, AdapterRows(pair_numbers[pairs]), matrices, self.arithmetic.linear)
 
     def _places(self, number: int) -> slice:
         return slice((number - 1) * self._num_experts, number * self._num_experts)

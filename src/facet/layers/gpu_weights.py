@@ -129,9 +129,8 @@ class ShuffledWeight(QuantizedWeight):
         return self._room.multiply(x, shuffled, None, self._most_few_rows)
 
     def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
-        if self._shuffled is None:
+        if not self.is_gated:
             return super().geglu_linear(x, codes)
-        assert self.is_gated, "gates and ups have to be interleaved"
         return self._room.multiply(x, self._shuffled, None, self._most_few_rows)
 
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:

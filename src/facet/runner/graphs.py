@@ -39,7 +39,7 @@ class DecodeBuffers:
     last_token_ids: Tensor  # [seats + drafts] int64: the newest token of every request; the runner's own
     block_tables: tuple[Tensor, ...]
     scratch_seat: int
-    seat_adapters: Tensor | None
+    seat_adapters: Tensor | None  # None: the model has no adapters
     may_share_seats: bool  # a request may have several rows: drafts
     rows: Tensor  # [3, size] int32: positions, seats, and where each token is among the last ones
     token_ids: Tensor  # [size] int64
@@ -77,7 +77,7 @@ class DecodeBuffers:
             logits=torch.zeros(size, model.share.vocab_size, dtype=torch.float32, device=device),
         )
 
-    def attention_rows(self, size: int, max_model_len: int) -> AttentionRows:
+    def attention_rows(self, size: int, max_model_len: int, *, has_adapters: bool) -> AttentionRows:
         return AttentionRows(
             positions=self.rows[0, :size],
             seats=self.rows[1, :size],
@@ -87,12 +87,13 @@ class DecodeBuffers:
             host_prompt_lens=(0,) * size,
             may_share_seats=self.may_share_seats,
             has_drafts=self.may_share_seats,
-            seat_adapters=self.seat_adapters,
+            seat_adapters=self.seat_adapters if has_adapters else None,
         )
 
 
 class DecodeGraphs:
-    """Captured halves by size. `capture` must come before anything is replayed."""
+    """Captured halves by size, and by whether some row has an adapter. `capture` must come before anything is
+    replayed."""
 
     def __init__(
         self, model: Gemma, arena: KVArena, buffers: DecodeBuffers, sizes: Sequence[int], *, num_lower_layers: int
@@ -102,8 +103,8 @@ class DecodeGraphs:
         self._buffers = buffers
         self.sizes = tuple(sorted(sizes))
         self._num_lower_layers = num_lower_layers
-        self._lower: dict[int, Replayable] = {}
-        self._upper: dict[int, Replayable] = {}
+        self._lower: dict[tuple[int, bool], Replayable] = {}
+        self._upper: dict[tuple[int, bool], Replayable] = {}
 
     @property
     def largest(self) -> int:
@@ -112,10 +113,12 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self, recorder: Recorder, progress: Progress) -> None:
         """Record every size, the largest first: the others find its memory large enough."""
+        kinds = (False,) if self._buffers.seat_adapters is None else (True, False)
         with progress.task("Capturing graphs", len(self.sizes)) as advance:
             for size in reversed(self.sizes):
-                self._lower[size] = recorder.record(partial(self._run_lower, size))
-                self._upper[size] = recorder.record(partial(self._run_upper, size))
+                for kind in kinds:
+                    self._lower[size, kind] = recorder.record(partial(self._run_lower, size, kind))
+                    self._upper[size, kind] = recorder.record(partial(self._run_upper, size, kind))
                 advance(1)
 
     def decode(
@@ -124,17 +127,20 @@ class DecodeGraphs:
         seats: NDArray[np.int32],
         sources: NDArray[np.int32],
         num_more: Tensor | None = None,
+        *,
+        has_adapters: bool = False,
     ) -> Tensor:
         """Logits [rows, vocab] of tokens among the last ones; they hold until the next replay.
 
-        `num_more` [rows] int32: by how much positions are further on, as only the device knows.
+        `num_more` [rows] int32: by how much positions are further on, as only the device knows. `has_adapters`: a seat
+        has one.
         """
         self._stage(positions, seats, sources)
         if num_more is not None:
             self._buffers.rows[0, : len(positions)] += num_more
-        size = self._size_for(len(positions))
-        self._lower[size].replay()
-        self._upper[size].replay()
+        captured = self._size_for(len(positions)), has_adapters
+        self._lower[captured].replay()
+        self._upper[captured].replay()
         return self._buffers.logits[: len(positions)]
 
     def finish(
@@ -144,13 +150,15 @@ class DecodeGraphs:
         wanted: Tensor,
         positions: NDArray[np.int32],
         seats: NDArray[np.int32],
+        *,
+        has_adapters: bool = False,
     ) -> Tensor:
         """Logits of rows `wanted` of a stream that has passed the lower layers."""
         count = len(positions)
         self._stage(positions, seats, seats)
         self._buffers.stream[..., :count, :] = stream[..., wanted, :]
         self._buffers.token_ids[:count] = token_ids[wanted]
-        self._upper[self._size_for(count)].replay()
+        self._upper[self._size_for(count), has_adapters].replay()
         return self._buffers.logits[:count]
 
     def hidden(self, count: int) -> Tensor:
@@ -171,15 +179,16 @@ class DecodeGraphs:
     def _size_for(self, count: int) -> int:
         return self.sizes[bisect_left(self.sizes, count)]
 
-    def _run_lower(self, size: int) -> None:
-        buffers, rows = self._buffers, self._buffers.attention_rows(size, self._model.num_positions)
+    def _run_lower(self, size: int, has_adapters: bool) -> None:
+        buffers = self._buffers
+        rows = buffers.attention_rows(size, self._model.num_positions, has_adapters=has_adapters)
         torch.index_select(buffers.last_token_ids, 0, buffers.rows[2, :size], out=buffers.token_ids[:size])
         stream = self._model.lower(buffers.token_ids[:size], rows, self._arena, self._num_lower_layers)
         buffers.stream[..., :size, :] = stream
 
-    def _run_upper(self, size: int) -> None:
+    def _run_upper(self, size: int, has_adapters: bool) -> None:
         buffers = self._buffers
-        rows = buffers.attention_rows(size, self._model.num_positions)
+        rows = buffers.attention_rows(size, self._model.num_positions, has_adapters=has_adapters)
         stream, token_ids = buffers.stream[..., :size, :], buffers.token_ids[:size]
         hidden = self._model.upper(stream, token_ids, rows, self._arena, self._num_lower_layers)
         buffers.hidden[:size] = hidden

@@ -61,7 +61,7 @@ class PieceBuffers:
 
     block_tables: tuple[Tensor, ...]
     scratch_seat: int
-    seat_adapters: Tensor | None
+    seat_adapters: Tensor | None  # None: the model has no adapters
     token_ids: Tensor  # [size] int64
     embedded: Tensor  # [size, hidden]
     positions: Tensor  # [size] int32
@@ -103,7 +103,7 @@ class PieceBuffers:
             stream=zeros(*streams, size, spec.hidden_size),
         )
 
-    def attention_rows(self, size: int) -> AttentionRows:
+    def attention_rows(self, size: int, *, has_adapters: bool) -> AttentionRows:
         """The rows of attention. Which of them belong together is not known here: attention is planned elsewhere."""
         return AttentionRows(
             positions=self.positions[:size],
@@ -112,7 +112,7 @@ class PieceBuffers:
             host_query_lens=(),
             host_context_lens=(),
             host_prompt_lens=(),
-            seat_adapters=self.seat_adapters,
+            seat_adapters=self.seat_adapters if has_adapters else None,
         )
 
     def fill(self, size: int, token_ids: Tensor, rows: AttentionRows) -> None:
@@ -130,7 +130,8 @@ class PieceBuffers:
 
 
 class LowerPieces:
-    """Captured passes by size. `capture` must come before anything is replayed."""
+    """Captured passes by size, and by whether some row has an adapter. `capture` must come before anything is
+    replayed."""
 
     def __init__(
         self, model: Gemma, arena: KVArena, buffers: PieceBuffers, sizes: Sequence[int], *, num_layers: int
@@ -141,7 +142,7 @@ class LowerPieces:
         self._sizes = sorted(sizes)
         self._num_layers = num_layers
         self._embeddings: dict[int, Replayable] = {}
-        self._passes: dict[int, ReplayableInPieces] = {}
+        self._passes: dict[tuple[int, bool], ReplayableInPieces] = {}
 
     @property
     def largest(self) -> int:
@@ -150,10 +151,12 @@ class LowerPieces:
     @torch.inference_mode()
     def capture(self, recorder: Recorder, progress: Progress) -> None:
         """Record every size, the largest first: the others find its memory large enough."""
+        kinds = (False,) if self._buffers.seat_adapters is None else (True, False)
         with progress.task("Capturing layers", len(self._sizes)) as advance:
             for size in reversed(self._sizes):
                 self._embeddings[size] = recorder.record(partial(self._embed, size))
-                self._passes[size] = recorder.record_pieces(partial(self._run, size))
+                for has_adapters in kinds:
+                    self._passes[size, has_adapters] = recorder.record_pieces(partial(self._run, size, has_adapters))
                 advance(1)
 
     def lower(self, token_ids: Tensor, rows: AttentionRows, soft: SoftRows | None = None) -> Tensor:
@@ -165,7 +168,8 @@ class LowerPieces:
         if soft is not None:
             self._buffers.embedded.index_copy_(0, soft.places, soft.values)
         attention = self._model.attention_of(rows, self._arena)
-        self._passes[size].replay(partial(self._attend, attention, count))
+        has_adapters = rows.seat_adapters is not None
+        self._passes[size, has_adapters].replay(partial(self._attend, attention, count))
         return self._buffers.stream[..., :count, :]
 
     def _attend(self, attention: PlannedAttention, count: int, reads: LayerReads) -> None:
@@ -175,7 +179,7 @@ class LowerPieces:
     def _embed(self, size: int) -> None:
         self._buffers.embedded[:size] = self._model.embed(self._buffers.token_ids[:size])
 
-    def _run(self, size: int, pause: Pause) -> None:
+    def _run(self, size: int, has_adapters: bool, pause: Pause) -> None:
         buffers = self._buffers
 
         def attend(queries: Tensor, reads: LayerReads) -> Tensor:
@@ -186,7 +190,7 @@ class LowerPieces:
 
         stream = self._model.lower(
             buffers.token_ids[:size],
-            buffers.attention_rows(size),
+            buffers.attention_rows(size, has_adapters=has_adapters),
             self._arena,
             self._num_layers,
             attend,

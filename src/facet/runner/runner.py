@@ -256,7 +256,8 @@ class Runner:
             return ComputedRows(stream.new_empty(0, self.model.spec.hidden_size), None)
         positions = ranges(plan.num_computed + plan.num_scheduled - plan.num_logit_rows, plan.num_logit_rows)
         seats = np.repeat(plan.seats, plan.num_logit_rows)
-        logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, seats)
+        has_adapters = batch.rows.seat_adapters is not None
+        logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, seats, has_adapters=has_adapters)
         return ComputedRows(graphs.hidden(num_wanted), logits)
 
     def _captured_otherwise(self, plan: StepPlan, num_rows: NDArray[np.int32], *, num_answered: int) -> bool:
@@ -284,7 +285,13 @@ class Runner:
             positions, seats = ranges(positions, plan.num_scheduled), np.repeat(seats, plan.num_scheduled)
             sources = self._place_drafts(plan, positions, seats, unseen)
         further_on = None if unseen is None else unseen.further_on
-        logits = graphs.decode(positions, seats, sources, None if further_on is None else further_on.num_tokens)
+        logits = graphs.decode(
+            positions,
+            seats,
+            sources,
+            None if further_on is None else further_on.num_tokens,
+            has_adapters=self._seats.adapters_among(plan.seats) is not None,
+        )
         hidden = graphs.hidden(len(positions))
         if np.count_nonzero(plan.num_logit_rows) == len(plan.seats):
             return ComputedRows(hidden, logits)
@@ -323,7 +330,7 @@ class Runner:
             media=self._seats.uncuttable,
             soft=media,
             has_drafts=self._has_drafts,
-            seat_adapters=self._seats.adapters,
+            seat_adapters=self._seats.adapters_among(plan.seats),
         )
 
     def _update_seats(self, plan: StepPlan) -> None:

@@ -1,5 +1,6 @@
 """Runs steps of no request, in blocks that belong to none: to meet every kernel before requests do, and to be timed."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ from facet.media_span import MediaSpan
 from facet.model.gemma import Gemma
 from facet.progress import Advance
 from facet.runner import warm_up
-from facet.runner.batch import Chunks, make_batch
+from facet.runner.batch import NO_MEDIA, Chunks, make_batch
 from facet.runner.graphs import DecodeGraphs
 from facet.runner.measuring import NUM_TIMES, seconds_of
 from facet.runner.seat_state import SeatState
@@ -67,6 +68,8 @@ class ScratchSteps:
                 self._graphs is None and len(step.query_lens) <= self._seats.num_seats
             )
             self._compute(step, num_logit_rows=int(has_logits))
+            if self._seats.adapters is not None:
+                self._compute(step, num_logit_rows=int(has_logits), adapters=self._seats.adapters)
             advance(1)
 
     @torch.inference_mode()
@@ -109,20 +112,11 @@ class ScratchSteps:
         spread = self._model.spec.vocab_size // PROBE_LENGTH
         token_ids = torch.arange(int(count[0]), dtype=torch.int64, device=self._device) * spread + spread // 2
         self._seats.adapters[self._seats.scratch_seat] = adapter
-        batch = make_batch(
-            token_ids,
-            chunks,
-            self._seats.block_tables,
-            self._device,
-            skip_upper=True,
-            has_drafts=self._has_drafts,
-            seat_adapters=self._seats.adapters,
-        )
-        logits = self._model.logits(self._model(batch, self._arena, self._num_lower_layers))
+        logits = self._model.logits(self._hidden(token_ids, chunks, self._seats.adapters))
         self._seats.adapters[self._seats.scratch_seat] = 0
         return logits
 
-    def _compute(self, step: WarmUpStep, num_logit_rows: int) -> None:
+    def _compute(self, step: WarmUpStep, num_logit_rows: int, adapters: Tensor | None = None) -> None:
         """Computes a step of zeros, in contexts as long as may be."""
         lens = np.minimum(np.array(step.query_lens, np.int32), self._longest_context)
         num_computed = np.minimum(step.num_computed, self._longest_context - lens)
@@ -137,16 +131,26 @@ class ScratchSteps:
             first=1, length=max(1, int(lens[0]) - 2), kind="image", content_key="", attends_both_ways=True
         )
         spans = {self._seats.scratch_seat: (media,)} if step.is_media else {}
+        hidden = self._hidden(token_ids, chunks, adapters, spans)
+        if num_logit_rows:
+            self._model.logits(hidden)
+
+    def _hidden(
+        self,
+        token_ids: Tensor,
+        chunks: Chunks,
+        adapters: Tensor | None,
+        media: Mapping[int, Sequence[MediaSpan]] = NO_MEDIA,
+    ) -> Tensor:
         batch = make_batch(
             token_ids,
             chunks,
             self._seats.block_tables,
             self._device,
             skip_upper=True,
-            media=spans,
+            media=media,
             has_drafts=self._has_drafts,
-            seat_adapters=self._seats.adapters,
+            seat_adapters=adapters,
         )
-        hidden = self._model(batch, self._arena, self._num_lower_layers)
-        if num_logit_rows:
-            self._model.logits(hidden)
+        hidden: Tensor = self._model(batch, self._arena, self._num_lower_layers)
+        return hidden

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from facet.kv_layout import KVLayout
 from facet.media_span import MediaSpan, uncuttable
@@ -50,6 +51,7 @@ class SeatState:
         num_rows = max_num_seqs + 1
         # [seats] int32, on the device: the number of each one's adapter, 0: none. None: the model has no adapters.
         self.adapters = torch.zeros(num_rows, dtype=torch.int32, device=device) if has_adapters else None
+        self._has_adapter = np.zeros(num_rows, np.bool_)
         widths = [-(-max_model_len // group.tokens_per_block) for group in layout.groups]
         # The tables lie in one piece, so that entries of all of them are written at once.
         *starts, size = itertools.accumulate(
@@ -73,11 +75,16 @@ class SeatState:
         if self.adapters is not None:
             placed = admission.request.placed_adapter
             self.adapters[admission.seat] = 0 if placed is None else placed.number
+            self._has_adapter[admission.seat] = placed is not None
         for table, part in zip(self.block_tables, admission.tables, strict=True):
             table[admission.seat] = SCRATCH_BLOCK
             if len(part.block_ids):
                 (block_ids,) = arrays_on_device((part.block_ids,), self._device)
                 table[admission.seat, part.first : part.first + len(part.block_ids)] = block_ids
+
+    def adapters_among(self, seats: NDArray[np.int32]) -> Tensor | None:
+        """The adapters of all seats. None: none of these has one."""
+        return self.adapters if self._has_adapter[seats].any() else None
 
     def append_blocks(self, new: NewBlocks) -> None:
         if len(new):

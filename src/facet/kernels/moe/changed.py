@@ -6,8 +6,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-# Results of pairs, what the product was given for them, and the numbers of the pairs: changes the results.
-Change = Callable[[Tensor, Tensor, Tensor], None]
+# What a product is given: what changes its results once they are there.
+Change = Callable[[Tensor], Callable[[Tensor], None]]
 
 
 def run_changed_experts(
@@ -16,14 +16,15 @@ def run_changed_experts(
     chosen: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    changes: tuple[Change, Change],
+    changes_of: Callable[[Tensor], tuple[Change, Change]],
     *,
     linear: Callable[[Tensor, Tensor], Tensor],
     geglu: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Like `run_experts`, but what gate_up makes is changed before the activation, and what down makes before the sum.
 
-    `linear` is the product that is used on a CPU, `geglu` the activation everywhere.
+    `changes_of` is told the numbers of the pairs, in the order in which both products have them. `linear` is the
+    product that is used on a CPU, `geglu` the activation everywhere.
     """
     num_rows, num_chosen = chosen.shape
     if num_rows == 0:
@@ -35,12 +36,15 @@ def run_changed_experts(
         order, multiply = sorted_products(chosen, len(gate_up), x.element_size())
     else:
         order, multiply = _sorted_products(chosen, len(gate_up), linear)
+    of_gates, of_results = changes_of(order)
     inputs = x[order // num_chosen]
+    change = of_gates(inputs)
     gates = multiply(inputs, gate_up)
-    changes[0](gates, inputs, order)
+    change(gates)
     hidden = geglu(gates)
+    change = of_results(hidden)
     results = multiply(hidden, down)
-    changes[1](results, hidden, order)
+    change(results)
     by_pair = torch.empty_like(results)
     by_pair[order] = results
     if x.is_cuda:
