@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.arithmetic import BATCH_INVARIANT
-from facet.kernels.low_rank import AdapterRows, LowRankMatrices, add_low_rank, cases, reference
+from facet.kernels.low_rank import AdapterRows, LowRankMatrices, begin_addition, cases
+from facet.kernels.low_rank.reference import ReferenceAddition
 from tests.engine.harness import make_engine, run
 from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
 from tests.engine.test_adapters import ask, load, prompt_logprobs, with_adapters
@@ -27,25 +28,38 @@ def inputs(case: cases.Case, num_rows: int) -> tuple[Tensor, Tensor, Tensor, Low
     return product, x, numbers, matrices
 
 
-@pytest.mark.parametrize("num_rows", [1, 6, 64, 100, 2048])
+def add(product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankMatrices) -> None:
+    begin_addition(x, AdapterRows(numbers), matrices, functional.linear).add_to(product)
+
+
+@pytest.mark.parametrize("num_rows", [1, 6, 64, 100, 512, 2048])
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_kernels_do_what_the_definition_says(case: cases.Case, num_rows: int) -> None:
     product, x, numbers, matrices = inputs(case, num_rows)
     expected = product.clone()
-    reference.add_low_rank(expected, x, AdapterRows(numbers), matrices, functional.linear)
-    add_low_rank(product, x, AdapterRows(numbers), matrices, functional.linear)
+    ReferenceAddition(x, AdapterRows(numbers), matrices, functional.linear).add_to(expected)
+    add(product, x, numbers, matrices)
     cases.HALF.check(product, expected)
+
+
+@pytest.mark.parametrize("num_rows", [64, 2048])
+def test_activations_are_those_of_the_sums(num_rows: int) -> None:
+    product, x, numbers, matrices = inputs(cases.E4B_GATE_UP, num_rows)
+    sums = product.clone()
+    add(sums, x, numbers, matrices)
+    addition = begin_addition(x, AdapterRows(numbers), matrices, functional.linear)
+    assert torch.equal(addition.geglu_of(product, BATCH_INVARIANT.geglu), BATCH_INVARIANT.geglu(sums))
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_number_of_rows_changes_no_bit(case: cases.Case) -> None:
-    product, x, numbers, matrices = inputs(case, 300)
+    product, x, numbers, matrices = inputs(case, 1100)
     before = product.clone()
-    add_low_rank(product, x, AdapterRows(numbers), matrices, functional.linear)
-    for first, count in ((7, 1), (5, 20), (60, 64), (40, 100)):
+    add(product, x, numbers, matrices)
+    for first, count in ((7, 1), (5, 20), (60, 64), (40, 100), (100, 400), (90, 1000)):
         rows = slice(first, first + count)
         some = before[rows].clone()
-        add_low_rank(some, x[rows], AdapterRows(numbers[rows]), matrices, functional.linear)
+        add(some, x[rows], numbers[rows], matrices)
         assert torch.equal(some, product[rows])
 
 

@@ -10,10 +10,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.linear import invariant_linear
-from facet.kernels.low_rank import AdapterRows, LowRankMatrices, add_low_rank, cases
+from facet.kernels.low_rank import AdapterRows, LowRankMatrices, Product, begin_addition, cases
 from facet.kernels.low_rank.matrices import padded_rank
 
 DTYPES = {torch.float32: cases.FLOAT32, torch.float16: cases.HALF}
+
+
+def add(
+    product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankMatrices, linear: Product, *, first: int = 0
+) -> None:
+    end = first + product.shape[1]
+    begin_addition(x, AdapterRows(numbers), matrices, linear, first=first, end=end).add_to(product)
 
 
 def formula(product: Tensor, x: Tensor, numbers: Tensor, matrices: LowRankMatrices, first: int = 0) -> Tensor:
@@ -42,7 +49,7 @@ def test_each_row_has_its_own_adapter(case: cases.Case, dtype: torch.dtype) -> N
     numbers = some_numbers(11, case.num_adapters)
     assert set(numbers.tolist()) == set(range(case.num_adapters + 1))
     expected = formula(product, x, numbers, matrices)
-    add_low_rank(product, x, AdapterRows(numbers), matrices, functional.linear)
+    add(product, x, numbers, matrices, functional.linear)
     DTYPES[dtype].check(product, expected)
 
 
@@ -52,7 +59,7 @@ def test_some_of_the_outputs(first: int, end: int) -> None:
     matrices, (x, product) = case.matrices(torch.float32), case.rows(7, torch.float32)
     numbers, some = some_numbers(7, case.num_adapters), product[:, first:end].clone()
     expected = formula(some, x, numbers, matrices, first)
-    add_low_rank(some, x, AdapterRows(numbers), matrices, functional.linear, first=first)
+    add(some, x, numbers, matrices, functional.linear, first=first)
     cases.FLOAT32.check(some, expected)
 
 
@@ -61,7 +68,7 @@ def test_rows_without_an_adapter_keep_every_bit() -> None:
     matrices, (x, product) = case.matrices(torch.float32), case.rows(7, torch.float32)
     matrices.down.fill_(torch.nan)
     before = product.clone()
-    add_low_rank(product, x, AdapterRows(torch.zeros(7, dtype=torch.int32)), matrices, functional.linear)
+    add(product, x, torch.zeros(7, dtype=torch.int32), matrices, functional.linear)
     assert torch.equal(product, before)
 
 
@@ -71,8 +78,8 @@ def test_company_changes_no_bit(num_rows: int, seed: int) -> None:
     matrices, (x, product) = case.matrices(torch.float32), case.rows(num_rows, torch.float32, seed=seed)
     numbers = torch.randint(0, 4, (num_rows,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
     alone = product[:1].clone()
-    add_low_rank(product, x, AdapterRows(numbers), matrices, invariant_linear)
-    add_low_rank(alone, x[:1], AdapterRows(numbers[:1]), matrices, invariant_linear)
+    add(product, x, numbers, matrices, invariant_linear)
+    add(alone, x[:1], numbers[:1], matrices, invariant_linear)
     assert torch.equal(product[:1], alone)
 
 
@@ -102,7 +109,7 @@ class TestTriton:
         matrices, (x, product) = case.matrices(dtype), case.rows(num_rows, dtype)
         numbers = some_numbers(num_rows, case.num_adapters) if num_rows > 1 else torch.full((1,), 2, dtype=torch.int32)
         got = self._add(product, x, numbers, matrices)
-        add_low_rank(product, x, AdapterRows(numbers), matrices, functional.linear)
+        add(product, x, numbers, matrices, functional.linear)
         DTYPES[dtype].check(got, product)
 
     def test_some_of_the_outputs(self) -> None:
@@ -123,15 +130,18 @@ class TestTriton:
         matrices, (x, product) = case.matrices(torch.float32), case.rows(80, torch.float32)
         numbers = some_numbers(80, case.num_adapters)
         together = self._add(product, x, numbers, matrices)
-        # Of 7 slices, programs have 1, 2, 3 or all; tiles have one row or more, and turns or none.
-        for rows, many, few in (
-            (slice(0, 1), 512, 128),
-            (slice(3, 10), 8, 128),
-            (slice(40, 80), 18, 0),
-            (slice(0, 80), 10, 0),
+        # Of 7 slices, programs have 1, 2, 3 or all; tiles have turns or none; programs have a tile of outputs or more.
+        for rows, many, few, most_shared in (
+            (slice(0, 1), 512, 128, 1024),
+            (slice(3, 10), 8, 128, 1024),
+            (slice(40, 80), 18, 0, 1024),
+            (slice(0, 80), 10, 0, 1024),
+            (slice(7, 80), 10, 0, 16),
         ):
             monkeypatch.setattr(triton, "_MANY_PROGRAMS", many)
             monkeypatch.setattr(triton, "_FEW_ROWS", few)
+            monkeypatch.setattr(triton, "_MOST_SHARED_ROWS", most_shared)
+            monkeypatch.setattr(triton, "_RESIDENT", few or 2)
             assert torch.equal(self._add(product[rows], x[rows], numbers[rows], matrices), together[rows])
 
     def test_rows_without_an_adapter_keep_every_bit(self) -> None:
@@ -146,3 +156,19 @@ class TestTriton:
         assert torch.equal(got[6:], product[6:])
         assert got[5].isfinite().all()
         assert not torch.equal(got[5], product[5])
+
+    @pytest.mark.parametrize("parts", [(136, 136), (130, 142)])  # halves, and parts that are none
+    def test_activations_are_those_of_the_sums(self, parts: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Many rows become activations right where they become wide."""
+        from facet.kernels.geglu.reference import geglu
+        from facet.kernels.low_rank import triton
+
+        monkeypatch.setattr(triton, "_MOST_SHARED_ROWS", 16)
+        monkeypatch.setattr(triton, "_RESIDENT", 2)
+        case = replace(cases.CASES[1], parts=parts)
+        matrices, (x, product) = case.matrices(torch.float32), case.rows(70, torch.float32)
+        numbers = some_numbers(70, case.num_adapters)
+        numbers[32:64] = 0  # a tile without any
+        expected = geglu(self._add(product, x, numbers, matrices))
+        addition = triton.narrow_rows(x, numbers, matrices, first=0, end=sum(parts))
+        torch.testing.assert_close(addition.geglu_of(product, geglu), expected, atol=1e-6, rtol=1e-5)

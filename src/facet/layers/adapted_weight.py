@@ -1,6 +1,6 @@
 """Weights with adapters beside them: every row may have an adapter of its own, or none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.arithmetic import Arithmetic
-from facet.kernels.low_rank import AdapterRows, LowRankMatrices, low_rank_addition
+from facet.kernels.low_rank import AdapterRows, LowRankAddition, LowRankMatrices, begin_addition
 from facet.kernels.low_rank.matrices import padded_rank
-from facet.kernels.moe import Change, run_changed_experts
+from facet.kernels.moe import BeginAddition, run_changed_experts
 from facet.kernels.rounded_rows import RowCodes
 from facet.layers.quantized_weight import ProductWeight
 from facet.layers.weight import DenseWeight, Inputs, Values, Weight
@@ -99,19 +99,21 @@ class AdaptedWeight(ProductWeight):
         if adapters is None:
             return self.base.linear(x, rows)
         first, end, _ = (rows or slice(None)).indices(self._starts[-1])
-        add = self._addition(x, adapters, first=first, end=end)
+        addition = self._addition(x, adapters, first=first, end=end)
         product = self.base.linear(x, rows)
-        add(product)
+        addition.add_to(product)
         return product
 
-    def _addition(self, x: Tensor, adapters: AdapterRows, **outputs: int) -> Callable[[Tensor], None]:
+    def _addition(self, x: Tensor, adapters: AdapterRows, **outputs: int) -> LowRankAddition:
         matrices = LowRankMatrices(down=self.down, up=self.up, starts=self._starts)
-        return low_rank_addition(x, adapters, matrices, self.arithmetic.linear, **outputs)
+        return begin_addition(x, adapters, matrices, self.arithmetic.linear, **outputs)
 
     def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
-        if self._rows.of_pass is None:
+        adapters = self._rows.of_pass
+        if adapters is None:
             return self.base.geglu_linear(x, codes)
-        return super().geglu_linear(x, codes)
+        addition = self._addition(x, adapters)
+        return addition.geglu_of(self.base.linear(x), self.arithmetic.geglu)
 
     def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:
         if self._rows.of_pass is None:
@@ -185,7 +187,7 @@ class AdaptedExperts(AdaptedWeight):
         firsts = ((numbers - 1) * self._num_experts + 1)[:, None]
         pair_numbers = torch.where(numbers[:, None] > 0, firsts + chosen, 0).to(torch.int32).flatten()
 
-        def additions(pairs: Tensor) -> tuple[Change, Change]:
+        def additions(pairs: Tensor) -> tuple[BeginAddition, BeginAddition]:
             of_pairs = AdapterRows(pair_numbers[pairs])
             return partial(self._addition, adapters=of_pairs), partial(down._addition, adapters=of_pairs)
 

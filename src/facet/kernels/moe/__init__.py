@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from facet.kernels.moe import reference
-from facet.kernels.moe.changed import Change, run_changed_experts
+from facet.kernels.moe.changed import BeginAddition, run_changed_experts
 from facet.kernels.moe.invariant import run_experts as invariant_run_experts
 
-__all__ = ["Change", "invariant_run_experts", "route", "run_changed_experts", "run_experts"]
+__all__ = ["BeginAddition", "invariant_run_experts", "route", "run_changed_experts", "run_experts"]
 
 
 def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple[Tensor, Tensor]:

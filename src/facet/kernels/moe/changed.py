@@ -1,4 +1,4 @@
-"""Experts with something done to the results of each product: both products apart, pairs in order of their experts."""
+"""Experts with something added to the results of each product: both products apart, pairs in order of their experts."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -6,8 +6,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-# What a product is given: what changes its results once they are there.
-Change = Callable[[Tensor], Callable[[Tensor], None]]
+from facet.kernels.low_rank import LowRankAddition
+
+# Begins what is added to the results of a product, by what the product is given.
+BeginAddition = Callable[[Tensor], LowRankAddition]
 
 
 def run_changed_experts(
@@ -16,14 +18,14 @@ def run_changed_experts(
     chosen: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    changes_of: Callable[[Tensor], tuple[Change, Change]],
+    additions_of: Callable[[Tensor], tuple[BeginAddition, BeginAddition]],
     *,
     linear: Callable[[Tensor, Tensor], Tensor],
     geglu: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Like `run_experts`, but what gate_up makes is changed before the activation, and what down makes before the sum.
+    """Like `run_experts`, but something is added to what gate_up makes, before the activation, and to what down makes.
 
-    `changes_of` is told the numbers of the pairs, in the order in which both products have them. `linear` is the
+    `additions_of` is told the numbers of the pairs, in the order in which both products have them. `linear` is the
     product that is used on a CPU, `geglu` the activation everywhere.
     """
     num_rows, num_chosen = chosen.shape
@@ -36,15 +38,13 @@ def run_changed_experts(
         order, multiply = sorted_products(chosen, len(gate_up), x.element_size())
     else:
         order, multiply = _sorted_products(chosen, len(gate_up), linear)
-    of_gates, of_results = changes_of(order)
+    to_gates, to_results = additions_of(order)
     inputs = x[order // num_chosen]
-    change = of_gates(inputs)
-    gates = multiply(inputs, gate_up)
-    change(gates)
-    hidden = geglu(gates)
-    change = of_results(hidden)
+    addition = to_gates(inputs)
+    hidden = addition.geglu_of(multiply(inputs, gate_up), geglu)
+    addition = to_results(hidden)
     results = multiply(hidden, down)
-    change(results)
+    addition.add_to(results)
     by_pair = torch.empty_like(results)
     by_pair[order] = results
     if x.is_cuda:
