@@ -172,6 +172,7 @@ WIDE_HEADS = ("decode_ring_e2b_global", "decode_ring_31b_global")
 EXPERTS = ("experts_gate_up", "experts_down")
 SORTING = ("count_pairs", "place_pairs", "place_512_pairs", "place_64_pairs")
 SUM = "sum_over_ranks"
+NARROW = "narrow_rows"
 MULTIPROCESSOR_BYTES = 232_448
 # All kernels are compiled before the first test, which takes a slow machine minutes.
 pytestmark = pytest.mark.timeout(900)
@@ -204,6 +205,7 @@ def compiled() -> dict[str, dict[str, Any]]:
         *EXPERTS,
         *SORTING,
         SUM,
+        NARROW,
     )
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", *names]
@@ -409,6 +411,16 @@ def test_norms_of_rows_in_turn_add_as_those_of_one(name: str, compiled: dict[str
     assert all(one["arithmetic"])
     assert in_turn["reg"] <= NORMS[name]
     assert in_turn["shared"] > one["shared"], "rows are copied ahead of time"
+
+
+def test_sums_of_slices_are_added_apart(compiled: dict[str, dict[str, Any]]) -> None:
+    """A thread has four values of a tile of 32 rows and 16 ranks. Each is added once a slice and once behind the last:
+    where the compiler puts one into a product, it is missing here."""
+    found = compiled[NARROW]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["arithmetic"][0] == 2 * 4
+    assert found["reg"] <= 80
 
 
 @pytest.mark.parametrize("name", STREAMS)

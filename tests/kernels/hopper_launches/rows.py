@@ -1,9 +1,10 @@
-"""Rows: norms, streams of 3n, sums over ranks."""
+"""Rows: norms, streams of 3n, sums over ranks, what adapters add."""
 
 from typing import Any
 
 from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.gluon_names import gl
+from facet.kernels.low_rank import triton as low_rank
 from facet.kernels.rms_norm.triton import rms_norm_kernel, tile_of_few_rows
 from facet.kernels.rounded_rows import INT8_CODES, RowCodes
 from facet.kernels.streams.triton import correct_kernel, predict_kernel
@@ -45,6 +46,14 @@ def sum_over_ranks_launch() -> Launch:
     return sum_kernel, arguments, {**constants, "IS_DEPENDENT": True}
 
 
+def narrow_rows_launch(rank: int) -> Launch:
+    """Of a prompt, through one of two parts."""
+    constants = dict(RANK=rank, BLOCK_ROWS=32, BLOCK_IN=128, SLICE=low_rank.LEAST_SLICE, PRECISION="tf32")
+    tensors = tensor(), tensor(), tensor(gl.int32), tensor(gl.float32)
+    arguments = (*tensors, 4096, 2560, 2560, 2, 0, 2)
+    return low_rank._narrow_rows_kernel, arguments, {**constants, "IS_DEPENDENT": True, "num_warps": 4}
+
+
 def launches() -> dict[str, Launch]:
     return {
         **{
@@ -56,4 +65,5 @@ def launches() -> dict[str, Launch]:
         "predict_streams": streams_launch(predict_kernel, 7, 3),
         "correct_streams": streams_launch(correct_kernel, 8, 1),
         "sum_over_ranks": sum_over_ranks_launch(),
+        "narrow_rows": narrow_rows_launch(16),
     }

@@ -32,8 +32,8 @@ _DOWN_BYTES = 16384
 _MOST_VALUES = 128 * 128
 # So many programs share the slices of few rows.
 _MANY_PROGRAMS = 512
-# So many rows have turns, and more than so many have all slices in one program.
-_FEW_ROWS, _MOST_SHARED_ROWS = 128, 1024
+# So many rows wait for loads alone; so many have turns; and more than so many have all slices in one program.
+_FEWEST_ROWS, _FEW_ROWS, _MOST_SHARED_ROWS = 64, 128, 1024
 # Programs that are on a card at the same time, and the most tiles of outputs that one takes where there are more.
 _RESIDENT, _MOST_TILES = 900, 32
 
@@ -138,7 +138,7 @@ def narrow_rows(x: Tensor, numbers: Tensor, matrices: LowRankMatrices, *, first:
     constants = {
         "RANK": rank,
         "BLOCK_ROWS": block_rows,
-        "BLOCK_IN": min(LEAST_SLICE, _DOWN_BYTES // (rank * x.element_size())),
+        "BLOCK_IN": min(256 if num_rows <= _FEWEST_ROWS else 128, _DOWN_BYTES // (rank * x.element_size())),
         "SLICE": slice_size,
         "PRECISION": _precision(x),
         "num_warps": 4,
@@ -227,6 +227,8 @@ def _narrow_rows_kernel(
     PRECISION: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
+    # Were it one, Triton would fold the addition of its sum into the product that makes it, and bits would be others.
+    tl.static_assert(SLICE > BLOCK_IN, "a slice has several blocks")
     let_next_start(IS_DEPENDENT)
     part = tl.program_id(1)
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

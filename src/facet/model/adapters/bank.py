@@ -28,7 +28,7 @@ from facet.model.weight_files import WeightFiles
 from facet.model.weight_map import TensorTarget
 from facet.model_spec import ModelSpec
 
-MOST_ADAPTERS = 256  # a product looks at each of them in turn
+MOST_ADAPTERS = 256  # whose memory is taken at the start, loaded or not
 MOST_RANK = 512
 _MANY, _RANK = 8, 16  # for whatever is loaded later
 
