@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from facet.engine.messages import AdapterState, NewTokens, SleepState
 from facet.engine.ranks import LeadingRunner, follow
 from facet.errors import CapacityError, CheckpointError, ConfigError, RequestError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
+from facet.layers import adapted_weight
 from facet.layers.rank_group import RankGroup
 from facet.model.adapters import room_bytes
 from facet.model.loader import LoadedModel, load_model
@@ -227,6 +229,27 @@ def test_captured_steps(tiny_model: TinyModels, two_adapters: tuple[TinyAdapter,
     assert {name: answer.token_ids for name, answer in captured.items()} == {
         name: answer.token_ids for name, answer in eager.items()
     }
+
+
+@pytest.mark.parametrize("sizes", [{}, {"graph_sizes": (1, 4), "piece_sizes": (16, 64)}])
+def test_steps_of_no_adapter_add_nothing(
+    sizes: dict[str, tuple[int, ...]],
+    tiny_model: TinyModels,
+    two_adapters: tuple[TinyAdapter, TinyAdapter],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seats that requests with adapters have left included."""
+    tiny = tiny_model(SERVED)
+    loaded = load(tiny.folder, lora_modules=(f"a={two_adapters[0].folder}",))
+    engine = make_engine(loaded.model, bank=loaded.adapters, max_num_seqs=2, **sizes)
+    begun = Mock(wraps=adapted_weight.begin_addition)
+    monkeypatch.setattr(adapted_weight, "begin_addition", begun)
+    prompt, counts = tiny.prompt(20), []
+    for names in ((None,), ("a", None), (None, None)):
+        begun.reset_mock()
+        run(engine, [replace(ask(str(index), prompt, name), sampling=GREEDY) for index, name in enumerate(names)])
+        counts.append(begun.call_count)
+    assert [count > 0 for count in counts] == [False, True, False]
 
 
 def test_loaded_and_unloaded_while_requests_run(
