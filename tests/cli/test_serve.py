@@ -25,6 +25,7 @@ from tests.tiny_checkpoints import SHRUNK, write_config
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
 
+ON_RAY = ("--data-parallel-backend", "ray")
 SOURCE = Path(__file__).parents[2] / "src"
 # A command line as vLLM's users have it.
 VLLM_LINE = """serve google/gemma-4-E4B-it --host 127.0.0.1 --port 9000 --api-key secret other --served-model-name a b
@@ -111,7 +112,10 @@ def test_flags_with_json_and_lists() -> None:
         (("m", "--lora-modules", '{"name": "a"}'), "missing required field `path`"),
         (("m", "--lora-modules", "m=/x"), "'m' is a name of the model. Give the adapter another one."),
         (("m", "--allowed-lora-path", "/nowhere"), "--allowed-lora-path /nowhere is no folder."),
-        (("m", "--allowed-lora-path", "/tmp", "-dp", "2"), "--allowed-lora-path works without --data-parallel-size"),
+        (
+            ("m", "--allowed-lora-path", "/tmp", *ON_RAY),
+            "--allowed-lora-path does not work with --data-parallel-backend ray",
+        ),
         (("m", "--host", "203.0.113.1"), "Cannot listen on 203.0.113.1:8000"),
         (("m", "--uds", ""), "--uds is empty"),
         (("m", "--served-model-name", "a", ""), "--served-model-name has an empty name"),

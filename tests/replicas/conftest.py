@@ -12,18 +12,22 @@ from facet.config import ServerConfig
 from facet.replicas.connection import ReplicaAddress
 from facet.replicas.proxy_app import make_proxy_app
 from facet.replicas.replica_set import ReplicaSet
+from facet.replicas.shared_adapters import SharedAdapters
 from tests.ports import closed_port
 from tests.server.conftest import scripted, tokenizer  # noqa: F401  (fixtures)
 from tests.server.running import RunningServer, running
 
 
 @contextlib.contextmanager
-def proxied(*ports: int, **settings: Any) -> Iterator[tuple[RunningServer, ReplicaSet]]:
+def proxied(
+    *ports: int, replicas: ReplicaSet | None = None, adapters: SharedAdapters | None = None, **settings: Any
+) -> Iterator[tuple[RunningServer, ReplicaSet]]:
     """A proxy in front of replicas on these ports, which are named by their order."""
-    replicas = ReplicaSet()
+    replicas = replicas or ReplicaSet()
     for number, port in enumerate(ports):
         replicas.add(str(number), ReplicaAddress(host="127.0.0.1", port=port))
-    with running(make_proxy_app(ServerConfig(model="tiny", **settings), replicas)) as server:
+    app = make_proxy_app(ServerConfig(model="tiny", **settings), replicas, adapters=adapters)
+    with running(app) as server:
         yield server, replicas
 
 

@@ -18,6 +18,7 @@ from facet.replicas.placement import Placement
 from facet.replicas.proxy_app import make_proxy_app
 from facet.replicas.replica_set import ReplicaSet
 from facet.replicas.run import serve_fleet
+from facet.replicas.shared_adapters import LOAD, SharedAdapters
 from facet.server.draining import DrainingServer
 from facet.server.run import listening, uvicorn_config
 from tests.replicas.stand_in import REFUSED, run_stand_in
@@ -39,15 +40,23 @@ async def wait_until_ready(replicas: ReplicaSet, *names: str) -> None:
 
 def test_replicas_come_back_and_no_request_fails(tmp_path: Path) -> None:
     """From start to stop: a death, then SIGHUP, then SIGTERM, while a client asks one thing after the other, in turns
-    of the model and of an adapter, which every replica has from its start."""
-    config = config_for(tmp_path, host="127.0.0.1", port=0, lora_modules=("poet=/adapters/poet",))
+    of the model, of an adapter that every replica has from its start, and of one that a request loaded."""
+    (tmp_path / "adapters" / "clerk").mkdir(parents=True)
+    config = config_for(
+        tmp_path,
+        host="127.0.0.1",
+        port=0,
+        lora_modules=("poet=/adapters/poet",),
+        allowed_lora_path=str(tmp_path / "adapters"),
+    )
     replicas = ReplicaSet()
-    fleet = Fleet(config, replicas, PLACEMENTS, tmp_path, target=run_stand_in)
-    server = DrainingServer(uvicorn_config(config, make_proxy_app(config, replicas)))
+    adapters = SharedAdapters(replicas, key=None)
+    fleet = Fleet(config, replicas, PLACEMENTS, tmp_path, adapters=adapters, target=run_stand_in)
+    server = DrainingServer(uvicorn_config(config, make_proxy_app(config, replicas, adapters=adapters)))
     statuses: list[int] = []
 
     async def ask(client: httpx.AsyncClient, salt: int) -> str:
-        name = "poet" if salt % 2 else "m"
+        name = ("m", "poet", "clerk")[salt % 3]
         body = {"prompt": "a", "cache_salt": str(salt), "max_tokens": 2, "model": name}
         response = await client.post("/v1/completions", json=body)
         statuses.append(response.status_code if response.json().get("model") == name else 0)
@@ -65,7 +74,9 @@ def test_replicas_come_back_and_no_request_fails(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            assert len({await ask(client, salt) for salt in range(8)}) == 2, "each has a GPU of its own"
+            loaded = await client.post(LOAD, json={"lora_name": "clerk", "lora_path": "clerk"})
+            assert loaded.status_code == 200, loaded.text
+            assert len({await ask(client, salt) for salt in range(9)}) == 2, "each has a GPU of its own"
             asking = asyncio.create_task(ask_always(client))
             first = fleet._posts[0].process
             assert first is not None
@@ -87,7 +98,7 @@ def test_replicas_come_back_and_no_request_fails(tmp_path: Path) -> None:
 
     with listening(config) as listener:
         asyncio.run(live(listener))
-    assert len(statuses) > 16, "eight, and many more meanwhile"
+    assert len(statuses) > 16, "nine, and many more meanwhile"
     assert set(statuses) == {200}
     assert not list(tmp_path.glob("[01]")), "sockets are removed"
 

@@ -58,6 +58,7 @@ class ScriptedEngine:
     cannot_wake_up: str | None = None  # why
     adapters: dict[str, str] = field(default_factory=dict)  # that are loaded: the path of each by its name
     cannot_load: str | None = None  # why
+    loses_what_it_replaces: bool = False  # where it cannot load
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -113,6 +114,8 @@ class ScriptedEngine:
         error = f"There is an adapter {source.name}." if is_taken else self.cannot_load
         if error is None:
             self.adapters[source.name] = source.path
+        elif self.loses_what_it_replaces:
+            self.adapters.pop(source.name, None)
         self._inbox.put(AdapterState(self._adapter_infos, error))
 
     def unload_adapter(self, name: str) -> None:

@@ -16,6 +16,7 @@ from facet.replicas.connection import ReplicaAddress
 from facet.replicas.placement import Placement
 from facet.replicas.replica_process import ReplicaFailedError, ReplicaProcess
 from facet.replicas.replica_set import ReplicaSet
+from facet.replicas.shared_adapters import SharedAdapters
 from facet.server.certificates import without_tls
 
 logger = logging.getLogger(__name__)
@@ -46,11 +47,14 @@ class Fleet:
         placements: Sequence[Placement],
         folder: Path,
         *,
+        adapters: SharedAdapters | None = None,
         target: Callable[..., None] | None = None,
     ) -> None:
-        """`folder` is for sockets, and only this user may open it. `target`: what replicas run instead of a server."""
+        """`folder` is for sockets, and only this user may open it. `adapters`: those of all replicas, for which others
+        ask, too. `target`: what replicas run instead of a server."""
         self._config = config
         self._replicas = replicas
+        self._adapters = adapters or SharedAdapters(replicas, key=None)
         self._folder = folder
         self._target = target
         loading: dict[object, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -114,8 +118,10 @@ class Fleet:
             except ReplicaFailedError:
                 post.process = None
                 raise
-        post.is_ready.set()
-        self._replicas.add(post.name, ReplicaAddress(socket=socket))
+        address = ReplicaAddress(socket=socket)
+        async with self._adapters.joining(post.name, address):
+            post.is_ready.set()
+            self._replicas.add(post.name, address)
 
     def _utilization(self, post: _Post) -> float:
         """The share of a GPU's memory up to which a replica may fill it: its own and those of the replicas that are

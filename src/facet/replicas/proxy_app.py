@@ -16,12 +16,15 @@ from starlette.types import Receive, Scope, Send
 
 from facet.config import ServerConfig
 from facet.replicas.connection import ReplicaLostError
+from facet.replicas.errand import make_errand
 from facet.replicas.merging import merge_live_views, merge_metrics
 from facet.replicas.proxy import Proxy
 from facet.replicas.replica_set import ReplicaSet
+from facet.replicas.shared_adapters import LOAD, UNLOAD, Reply, SharedAdapters
 from facet.server.app import middleware_of
+from facet.server.body import read_body
 from facet.server.errors import HttpError
-from facet.server.frontend import guarded, json_response
+from facet.server.frontend import Endpoint, guarded, json_response
 from facet.server.page_routes import page_routes
 from facet.server.protocol.live import LiveResponse
 from facet.version import __version__
@@ -30,11 +33,16 @@ _SECONDS_TO_REPORT = 10.0
 
 
 def make_proxy_app(
-    config: ServerConfig, replicas: ReplicaSet, follow: Callable[[], Coroutine[None, None, None]] | None = None
+    config: ServerConfig,
+    replicas: ReplicaSet,
+    follow: Callable[[], Coroutine[None, None, None]] | None = None,
+    *,
+    adapters: SharedAdapters | None = None,
 ) -> Starlette:
     """An app that owns `replicas` from its start-up to its shutdown, but not what runs them.
 
-    `follow` runs meanwhile: it learns which replicas there are, where nobody else tells.
+    `follow` runs meanwhile: it learns which replicas there are, where nobody else tells. `adapters`: those of all
+    replicas, where requests may change them.
     """
     proxy = Proxy(replicas, config)
     endpoints = _Endpoints(config, replicas, proxy)
@@ -60,6 +68,11 @@ def make_proxy_app(
         Route("/engine/live", guarded(endpoints.live), methods=["GET"]),
         Route("/reset_prefix_cache", guarded(endpoints.reset_prefix_cache), methods=["POST"]),
     ]
+    if adapters is not None and config.allowed_lora_path:
+        own += [
+            Route(path, guarded(endpoints.change_of_adapters(change)), methods=["POST"])
+            for path, change in ((LOAD, adapters.load), (UNLOAD, adapters.unload))
+        ]
     return Starlette(
         routes=[_EverythingElse(proxy, frozenset(route.path for route in own)), *own],
         middleware=middleware_of(config),
@@ -117,6 +130,17 @@ class _Endpoints:
     async def reset_prefix_cache(self, request: Request) -> Response:
         await self._ask_all("/reset_prefix_cache", method="POST")
         return Response()
+
+    def change_of_adapters(self, change: Callable[[bytes, bytes], Awaitable[Reply]]) -> Endpoint:
+        config = self._config
+
+        async def endpoint(request: Request) -> Response:
+            body = await read_body(request, max_bytes=config.max_request_bytes, timeout=config.request_timeout)
+            path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+            reply = await change(make_errand(request, path, body).message, bytes(body))
+            return Response(reply.body, reply.status, {"content-type": reply.content_type})
+
+        return endpoint
 
     async def _ask_all(self, path: str, *, method: str = "GET") -> Mapping[str, bytes]:
         """What replicas say, by name; those that say nothing in time are left out."""

@@ -13,6 +13,7 @@ from facet.replicas.fleet import Fleet
 from facet.replicas.placement import place_replicas, visible_gpus
 from facet.replicas.proxy_app import make_proxy_app
 from facet.replicas.replica_set import ReplicaSet
+from facet.replicas.shared_adapters import SharedAdapters
 from facet.server.certificates import keeper_of
 from facet.server.draining import DrainingServer
 from facet.server.run import (
@@ -32,13 +33,14 @@ def serve_replicas(config: ServerConfig) -> int:
     check_accepted_flags(config)
     placements = place_replicas(config, visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
     replicas = ReplicaSet()
-    settings = uvicorn_config(config, make_proxy_app(config, replicas))
+    adapters = SharedAdapters(replicas, key=config.api_key[0] if config.api_key else None)
+    settings = uvicorn_config(config, make_proxy_app(config, replicas, adapters=adapters))
     with (
         listening(config) as listener,
         tempfile.TemporaryDirectory(prefix="facet-") as folder,
         asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner,
     ):
-        fleet = Fleet(config, replicas, placements, Path(folder))
+        fleet = Fleet(config, replicas, placements, Path(folder), adapters=adapters)
         names = config.served_model_name or (config.model,)
         greet = partial(logger.info, "%s", f"{greeting(config, names, listener)} with {len(placements)} replicas")
         return runner.run(

@@ -162,9 +162,9 @@ def check_adapters(config: ServerConfig) -> None:
         return
     if not Path(config.allowed_lora_path).is_dir():
         raise ConfigError(f"--allowed-lora-path {config.allowed_lora_path} is no folder.")
-    if config.data_parallel_size > 1 or config.data_parallel_backend == "ray":
+    if config.data_parallel_backend == "ray":
         raise ConfigError(
-            "--allowed-lora-path works without --data-parallel-size and --data-parallel-backend only: each replica "
-            "would load by itself, and forget when it starts again. Name adapters with --lora-modules, which every "
-            "replica loads, or leave one of the flags out."
+            "--allowed-lora-path does not work with --data-parallel-backend ray: each replica would load by itself, "
+            "and forget when it starts again. Name adapters with --lora-modules, which every replica loads, or leave "
+            "one of the flags out."
         )
