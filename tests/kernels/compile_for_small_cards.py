@@ -21,6 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import KernelInterface, create_function_from_signature
 
 from facet.kernels import shared_memory
+from facet.kernels.geglu.reference import geglu
 from facet.kernels.linear import triton as products
 from facet.kernels.linear.config import choose_chain, choose_config
 from facet.kernels.low_rank import triton as low_rank
@@ -104,11 +105,13 @@ def run_experts() -> None:
 
 
 def add_low_rank() -> None:
-    for rank in (16, 512):
-        case = Adapters(num_inputs=2560, parts=(2048, 512, 512), rank=rank, num_adapters=2)
-        x, product = case.rows(40, torch.bfloat16)
-        numbers = torch.ones(40, dtype=torch.int32)
-        low_rank.narrow_rows(x, numbers, case.matrices(torch.bfloat16), first=0, end=product.shape[1]).add_to(product)
+    for num_rows, rank in ((40, 16), (40, 512), (2000, 128)):
+        case = Adapters(num_inputs=2560, parts=(512, 512), rank=rank, num_adapters=2)
+        x, product = case.rows(num_rows, torch.bfloat16)
+        numbers = torch.ones(num_rows, dtype=torch.int32)
+        addition = low_rank.narrow_rows(x, numbers, case.matrices(torch.bfloat16), first=0, end=product.shape[1])
+        addition.add_to(product)
+        addition.geglu_of(product, geglu)
 
 
 ROOMS: dict[str, Callable[[], None]] = {
