@@ -30,7 +30,7 @@ from facet.model.gemma import Gemma
 from facet.model.loader import load_model
 from facet.model.towers import find_towers
 from facet.runner.measuring import MeasuredMemory
-from facet.runner.memory import StepShape
+from facet.runner.memory import BYTES_PER_GRAPH, BYTES_PER_PIECE, StepShape, graph_bytes, piece_bytes
 from tests.model.gguf.writing import model_file, tokenizer_metadata
 from tests.model.quantized_files import VARIANTS as QUANTIZED
 from tests.model.quantized_files import wide, write_variant
@@ -232,21 +232,34 @@ def test_smaller_gpus_are_expected_to_keep_less_for_themselves() -> None:
     assert [estimate_others(total * GIB) for total in (12, 24, 140)] == [GIB // 2, GIB, GIB]
 
 
-def test_activations_grow_with_tokens() -> None:
+def shape_of_e4b(config: EngineConfig) -> StepShape:
     spec = read_model_spec(PUBLISHED["Gemma 4 E4B"])
+    return shape_steps(
+        config,
+        spec,
+        make_kv_layout(spec, dtype="bfloat16"),
+        vocab_size=spec.vocab_size,
+        value_bytes=2,
+        max_model_len=8192,
+        is_batch_invariant=False,
+        on_gpu=True,
+    )
 
+
+@pytest.mark.parametrize("flags", [{"enable_lora": True}, {"lora_modules": ("a=b",)}], ids=str)
+def test_steps_are_captured_with_adapters_and_without(flags: dict[str, object]) -> None:
+    plain, adapted = (shape_of_e4b(EngineConfig(**given)) for given in ({}, flags))  # type: ignore[arg-type]
+    assert plain.graph_sizes
+    assert plain.piece_sizes
+    num_graphs, num_pieces = 2 * len(plain.graph_sizes), len(plain.piece_sizes) * (plain.spec.num_layers + 1)
+    assert graph_bytes(adapted, 0) - graph_bytes(plain, 0) == num_graphs * BYTES_PER_GRAPH
+    assert piece_bytes(adapted, 0) - piece_bytes(plain, 0) == num_pieces * BYTES_PER_PIECE
+
+
+def test_activations_grow_with_tokens() -> None:
     def estimate(num_tokens: int, max_num_seqs: int) -> int:
-        shape = shape_steps(
-            EngineConfig(max_num_batched_tokens=num_tokens, max_num_seqs=max_num_seqs),
-            spec,
-            make_kv_layout(spec, dtype="bfloat16"),
-            vocab_size=spec.vocab_size,
-            value_bytes=2,
-            max_model_len=8192,
-            is_batch_invariant=False,
-            on_gpu=True,
-        )
-        return estimate_activations(spec, shape)
+        shape = shape_of_e4b(EngineConfig(max_num_batched_tokens=num_tokens, max_num_seqs=max_num_seqs))
+        return estimate_activations(shape.spec, shape)
 
     row = estimate(2048, 1) - estimate(2047, 1)
     assert estimate(8192, 1) - estimate(4096, 1) == 4096 * row

@@ -1,9 +1,11 @@
 """Replicas in processes of their own: they are started, started again after a death, and restarted one by one."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from facet.cli import main
 from facet.config import ServerConfig
 from facet.errors import ConfigError
+from facet.replicas.connection import ReplicaAddress
 from facet.replicas.fleet import Fleet
 from facet.replicas.placement import Placement
 from facet.replicas.proxy_app import make_proxy_app
@@ -50,7 +53,7 @@ def test_replicas_come_back_and_no_request_fails(tmp_path: Path) -> None:
         allowed_lora_path=str(tmp_path / "adapters"),
     )
     replicas = ReplicaSet()
-    adapters = SharedAdapters(replicas, key=None)
+    adapters = SharedAdapters(replicas, at_start=("poet",))
     fleet = Fleet(config, replicas, PLACEMENTS, tmp_path, adapters=adapters, target=run_stand_in)
     server = DrainingServer(uvicorn_config(config, make_proxy_app(config, replicas, adapters=adapters)))
     statuses: list[int] = []
@@ -101,6 +104,34 @@ def test_replicas_come_back_and_no_request_fails(tmp_path: Path) -> None:
     assert len(statuses) > 16, "nine, and many more meanwhile"
     assert set(statuses) == {200}
     assert not list(tmp_path.glob("[01]")), "sockets are removed"
+
+
+def test_replicas_of_one_card_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the one before has all of its adapters: each takes its share of the memory on top of those that are
+    there."""
+    shares: list[float] = []
+
+    class Started:
+        def __init__(self, name: str, config: ServerConfig, *_: object, **__: object) -> None:
+            shares.append(config.gpu_memory_utilization)
+
+        async def wait_until_listening(self) -> None: ...
+
+    class Loading(SharedAdapters):
+        @contextlib.asynccontextmanager
+        async def joining(self, name: str, address: ReplicaAddress) -> AsyncIterator[None]:
+            await asyncio.sleep(0.05)
+            yield
+
+    async def live() -> None:
+        replicas = ReplicaSet()
+        config = ServerConfig(model="m", gpu_memory_utilization=0.45)
+        fleet = Fleet(config, replicas, (Placement(("0",)),) * 2, tmp_path, adapters=Loading(replicas))
+        await asyncio.gather(*(fleet._start(post) for post in fleet._posts))
+
+    monkeypatch.setattr("facet.replicas.fleet.ReplicaProcess", Started)
+    asyncio.run(live())
+    assert shares == [0.45, 0.9]
 
 
 def test_what_a_replica_refuses_the_fleet_does(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from facet.adapter import AdapterSource
+from facet.replicas import shared_adapters
 from facet.replicas.connection import ReplicaAddress
 from facet.replicas.replica_set import ReplicaSet
 from facet.replicas.shared_adapters import LOAD, UNLOAD, SharedAdapters
 from tests.replicas.conftest import proxied
 from tests.server.conftest import Scripted
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, wait_until
 from tests.server.scripted_engine import ScriptedEngine
 
 POET = {"lora_name": "poet", "lora_path": "poet"}
@@ -34,7 +37,7 @@ def two_replicas(
     scripted: Scripted, root: Path, *more_ports: int, key: str | None = None, **engine: Any
 ) -> Iterator[tuple[RunningServer, list[ScriptedEngine], SharedAdapters]]:
     replicas, keys = ReplicaSet(), (key,) if key else ()
-    adapters = SharedAdapters(replicas, key=key)
+    adapters = SharedAdapters(replicas, key=key, at_start=engine.get("adapters", ()))
     settings: dict[str, Any] = {"allowed_lora_path": str(root), "api_key": keys}
     with (
         scripted("one", engine=engine, **settings) as (first, one),
@@ -83,9 +86,53 @@ def test_what_one_cannot_load_none_has(scripted: Scripted, root: Path, caplog: p
         for body in (POET, {**POET, "load_inplace": True}):
             assert said(proxy, LOAD, body) == (400, "There is no room.")
             assert [engine.adapters for engine in engines] == [{}, {}]
-        assert "The adapter poet could not be loaded by all replicas: it is unloaded." in caplog.messages
+        assert caplog.messages == [
+            "The adapter poet could not be loaded by all replicas: the others unload it.",
+            "The adapter poet could not be replaced on all replicas: it is unloaded.",
+        ]
         engines[1].cannot_load = None
         assert said(proxy, LOAD, POET)[0] == 200
+        engines[1].cannot_load = "It is broken."
+        assert said(proxy, LOAD, {**POET, "load_inplace": True})[0] == 400
+        assert [engine.adapters for engine in engines] == [{}, {}]
+
+
+def test_one_that_a_replica_lacks_is_not_taken_from_the_others(scripted: Scripted, root: Path) -> None:
+    """It could not load it when it started again."""
+    with two_replicas(scripted, root) as (proxy, engines, _):
+        assert said(proxy, LOAD, POET)[0] == 200
+        engines[1].adapters.clear()
+        assert said(proxy, LOAD, {"lora_name": "clerk", "lora_path": "clerk"})[0] == 200  # it says what it has
+        assert said(proxy, LOAD, POET)[1].startswith("The adapter 'poet' is loaded already.")
+        assert [list(engine.adapters) for engine in engines] == [["poet", "clerk"], ["clerk"]]
+        assert said(proxy, LOAD, {**POET, "load_inplace": True})[0] == 200
+        assert [sorted(engine.adapters) for engine in engines] == [["clerk", "poet"]] * 2
+
+
+def test_a_replica_that_says_nothing_holds_up_nobody(
+    scripted: Scripted, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_adapters, "_MOST_SECONDS", 0.3)
+    silence = socket.create_server(("127.0.0.1", 0))
+    with silence, two_replicas(scripted, root, silence.getsockname()[1]) as (proxy, engines, adapters):
+        assert said(proxy, LOAD, POET) == (503, "A replica has not answered within 0.3 seconds. Try again later.")
+        assert [engine.adapters for engine in engines] == [{}, {}]
+        for engine in engines:
+            engine.load_adapter(AdapterSource("poet", str(root / "poet")))
+        wait_until(lambda: proxy.get("/v1/models").text.count("poet") > 0)
+        assert said(proxy, UNLOAD, {"lora_name": "poet"})[0] == 503
+        assert [engine.adapters for engine in engines] == [{}, {}], "the others have done it"
+        assert not adapters._turn.locked()
+
+
+def test_what_came_and_went_is_forgotten(scripted: Scripted, root: Path) -> None:
+    with two_replicas(scripted, root) as (proxy, _, adapters):
+        for number in range(3):
+            name = {"lora_name": f"step{number}"}
+            assert said(proxy, LOAD, {**name, "lora_path": "nobody", "load_inplace": True})[0] == 404
+            assert said(proxy, LOAD, {**name, "lora_path": "poet"})[0] == 200
+            assert said(proxy, UNLOAD, name)[0] == 200
+        assert not adapters._changes
 
 
 def test_what_all_refuse_changes_nothing(scripted: Scripted, root: Path) -> None:
@@ -158,7 +205,7 @@ def test_replicas_that_end_meanwhile(
         asyncio.run(join())
         assert caplog.messages == ["Replica late ended while it loaded its adapters."]
     replicas = ReplicaSet()
-    nobody = SharedAdapters(replicas, key=None)
+    nobody = SharedAdapters(replicas)
     settings = {"replicas": replicas, "adapters": nobody, "allowed_lora_path": str(root)}
     with proxied(misbehaving(None), **settings) as (proxy, _):
         assert said(proxy, LOAD, POET) == (503, "No replica is running now. Try again later.")

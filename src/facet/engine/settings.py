@@ -225,6 +225,7 @@ def shape_steps(
         is_batch_invariant=is_batch_invariant,
         towers=towers,
         draft_sizes=draft_sizes(graph_sizes, config.max_num_seqs) if isinstance(drafts, ModelDrafts) else (),
+        has_adapters=config.enable_lora or bool(config.lora_modules),
     )
 
 

@@ -95,14 +95,17 @@ class ReplicaClient:
             raise lost or gone from None
         return await self._exchange(connection, request)
 
-    async def ask(
-        self, path: str, *, method: str = "GET", key: str | None = None, body: bytes = b""
-    ) -> tuple[int, bytes]:
-        """A request of our own, its body being JSON: the status and the body of the answer."""
+    @staticmethod
+    def message(path: str, *, method: str = "GET", key: str | None = None, body: bytes = b"") -> bytes:
+        """A request of our own, its body being JSON."""
         lines = [f"{method} {path} HTTP/1.1", "Host: replica", f"Content-Length: {len(body)}"]
         lines += ["Content-Type: application/json"] if body else []
         lines += [f"Authorization: Bearer {key}"] if key else []
-        response = await self.send("".join(f"{line}\r\n" for line in (*lines, "")).encode() + body)
+        return "".join(f"{line}\r\n" for line in (*lines, "")).encode() + body
+
+    async def ask(self, path: str, *, method: str = "GET", key: str | None = None) -> tuple[int, bytes]:
+        """A request of our own: the status and the body of the answer."""
+        response = await self.send(self.message(path, method=method, key=key))
         try:
             return response.status, await response.read_all()
         finally:

@@ -54,7 +54,7 @@ class Fleet:
         ask, too. `target`: what replicas run instead of a server."""
         self._config = config
         self._replicas = replicas
-        self._adapters = adapters or SharedAdapters(replicas, key=None)
+        self._adapters = adapters or SharedAdapters(replicas)
         self._folder = folder
         self._target = target
         loading: dict[object, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -118,10 +118,10 @@ class Fleet:
             except ReplicaFailedError:
                 post.process = None
                 raise
-        address = ReplicaAddress(socket=socket)
-        async with self._adapters.joining(post.name, address):
-            post.is_ready.set()
-            self._replicas.add(post.name, address)
+            address = ReplicaAddress(socket=socket)
+            async with self._adapters.joining(post.name, address):
+                post.is_ready.set()
+                self._replicas.add(post.name, address)
 
     def _utilization(self, post: _Post) -> float:
         """The share of a GPU's memory up to which a replica may fill it: its own and those of the replicas that are

@@ -8,6 +8,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from facet.adapter import read_adapter_sources
 from facet.config import ServerConfig
 from facet.replicas.fleet import Fleet
 from facet.replicas.placement import place_replicas, visible_gpus
@@ -33,7 +34,11 @@ def serve_replicas(config: ServerConfig) -> int:
     check_accepted_flags(config)
     placements = place_replicas(config, visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
     replicas = ReplicaSet()
-    adapters = SharedAdapters(replicas, key=config.api_key[0] if config.api_key else None)
+    adapters = SharedAdapters(
+        replicas,
+        key=config.api_key[0] if config.api_key else None,
+        at_start=[source.name for source in read_adapter_sources(config.lora_modules)],
+    )
     settings = uvicorn_config(config, make_proxy_app(config, replicas, adapters=adapters))
     with (
         listening(config) as listener,

@@ -87,6 +87,7 @@ class StepShape:
     is_batch_invariant: bool
     towers: TowerShape | None = None
     draft_sizes: tuple[int, ...] = ()  # numbers of requests that a drafter is captured for; empty: none
+    has_adapters: bool = False  # steps are captured with and without them
 
     @property
     def encoder(self) -> EncoderCapacity | None:
@@ -197,7 +198,7 @@ def graph_bytes(shape: StepShape, activations: int) -> int:
     largest = max(shape.graph_sizes, default=0)
     # The logits twice, as the product leaves them and in float32, and a few rows of everything else.
     logits = largest * shape.spec.vocab_size * (4 + shape.value_bytes)
-    num_graphs = 2 * len(shape.graph_sizes) + len(shape.draft_sizes)
+    num_graphs = 2 * len(shape.graph_sizes) * (1 + shape.has_adapters) + len(shape.draft_sizes)
     return logits + _rows(shape, largest, activations) + num_graphs * BYTES_PER_GRAPH
 
 
@@ -207,7 +208,7 @@ def piece_bytes(shape: StepShape, activations: int) -> int:
     num_streams = 1 if spec.altup is None else spec.altup.num_streams
     query_widths = {layer.attention: layer.query_width for layer in spec.layers}
     buffers = largest * shape.value_bytes * ((num_streams + 1) * spec.hidden_size + 2 * sum(query_widths.values()))
-    num_pieces = len(shape.piece_sizes) * (spec.num_layers + 1)
+    num_pieces = len(shape.piece_sizes) * (spec.num_layers + 1) * (1 + shape.has_adapters)
     return buffers + _rows(shape, largest, activations) + num_pieces * BYTES_PER_PIECE
 
 

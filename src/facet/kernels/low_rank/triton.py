@@ -60,7 +60,7 @@ class NarrowRows:
             self.add_to(product)
             return geglu(product)
         opened = torch.empty(num_rows, width, dtype=product.dtype, device=product.device)
-        block_out = min(128, _MOST_VALUES // (4 * rank))
+        block_out = max(16, min(128, _MOST_VALUES // (4 * rank)))
         num_row_programs, num_out_tiles = triton.cdiv(num_rows, self.block_rows), triton.cdiv(width, block_out)
         share = _tiles_per_program(num_row_programs * num_out_tiles)
         _widen_to_geglu_kernel[(num_row_programs, triton.cdiv(num_out_tiles, share))](
@@ -135,10 +135,11 @@ def narrow_rows(x: Tensor, numbers: Tensor, matrices: LowRankMatrices, *, first:
     num_sums = num_slices if is_shared else 1
     sums = torch.empty(num_sums, len(parts), num_rows, rank, dtype=torch.float32, device=x.device)
     given = (x, down, numbers, sums, num_rows, num_inputs, x.stride(0), down.shape[1], parts[0][0], len(parts))
+    most_inputs = 256 if num_rows <= _FEWEST_ROWS else 128
     constants = {
         "RANK": rank,
         "BLOCK_ROWS": block_rows,
-        "BLOCK_IN": min(256 if num_rows <= _FEWEST_ROWS else 128, _DOWN_BYTES // (rank * x.element_size())),
+        "BLOCK_IN": max(16, min(most_inputs, _DOWN_BYTES // (rank * x.element_size()))),
         "SLICE": slice_size,
         "PRECISION": _precision(x),
         "num_warps": 4,
