@@ -4,7 +4,8 @@ from typing import Any
 
 from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.gluon_names import gl
-from facet.kernels.low_rank import triton as low_rank
+from facet.kernels.low_rank.triton import LEAST_SLICE
+from facet.kernels.low_rank.triton_kernels import narrow_rows_kernel
 from facet.kernels.rms_norm.triton import rms_norm_kernel, tile_of_few_rows
 from facet.kernels.rounded_rows import INT8_CODES, RowCodes
 from facet.kernels.streams.triton import correct_kernel, predict_kernel
@@ -48,10 +49,10 @@ def sum_over_ranks_launch() -> Launch:
 
 def narrow_rows_launch(rank: int) -> Launch:
     """Of a prompt, through one of two parts."""
-    constants = dict(RANK=rank, BLOCK_ROWS=32, BLOCK_IN=128, SLICE=low_rank.LEAST_SLICE, PRECISION="tf32")
+    constants = dict(RANK=rank, BLOCK_ROWS=32, BLOCK_IN=128, SLICE=LEAST_SLICE, PRECISION="tf32")
     tensors = tensor(), tensor(), tensor(gl.int32), tensor(gl.float32)
     arguments = (*tensors, 4096, 2560, 2560, 2, 0, 2)
-    return low_rank._narrow_rows_kernel, arguments, {**constants, "IS_DEPENDENT": True, "num_warps": 4}
+    return narrow_rows_kernel, arguments, {**constants, "IS_DEPENDENT": True, "num_warps": 4}
 
 
 def launches() -> dict[str, Launch]:
