@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from facet.request import Request
@@ -153,6 +153,7 @@ def test_a_picture_of_the_first_in_line_is_not_cut() -> None:
     assert TimeLeft(1e-9, StepCost(row=1.0), np.zeros(0, np.int64)).most_rows(0, 1000) == 1000
 
 
+@settings(max_examples=40)
 @given(COSTS.filter(lambda cost: cost.row > 1e-6), st.integers(0, 1000))
 def test_costs_are_learned(cost: StepCost, seed: int) -> None:
     """Steps like those that were seen are predicted, whatever else ran beside them."""
